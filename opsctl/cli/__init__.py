@@ -1,0 +1,91 @@
+"""The command line: finds the command, runs it, and is the only place that turns errors into text."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from opsctl import __version__
+from opsctl.errors import Interrupted, OpsctlError
+
+# name -> "module:attribute", help line. A command's module is imported only when it is used.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use, so that ``opsctl --help`` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute = entry[0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, COMMANDS[name][1]) for name in sorted(COMMANDS)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], list(COMMANDS), 1) if args else []
+            if near:
+                raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
+            raise
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="opsctl")
+def root() -> None:
+    """Stop, patch, restart and prove healthy the LLM servers that run on your GPUs.
+
+    stdout carries the result, stderr the talk. Every command that changes something takes
+    --dry-run, asks on a terminal, and needs --yes without one.
+
+    \b
+    Exit codes: 0 done and proven; 2 usage; 10 config; 20 looked, and it is bad; 21 could not tell;
+    30 transport; 40 agent; 50 refused; 60 server crashed or hung; 70 smoke failed;
+    75 smoke not measured; 130 interrupted; 1 internal.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run opsctl and exit with the contract's code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code; nothing but usage text is raised past here."""
+    from opsctl.cli.app import emit_error
+
+    try:
+        result: Any = root.main(args=argv, prog_name="opsctl", standalone_mode=False)
+    except OpsctlError as error:
+        return emit_error(argv, error)
+    except click.exceptions.Abort:
+        return emit_error(argv, Interrupted("interrupted; nothing further was done"))
+    except KeyboardInterrupt:
+        return emit_error(argv, Interrupted("interrupted; nothing further was done"))
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        return emit_error(argv, error)
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,57 @@
+"""The one shape of every result: a document on stdout, and findings that say what to do next."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from opsctl.errors import OpsctlError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth telling: a stable code, what it is about, one sentence, what to do next."""
+
+    code: str
+    subject: str
+    text: str
+    next: str = ""
+
+
+@dataclass(slots=True)
+class Document:
+    """The result of one command, as printed by ``--json``.
+
+    ``schema`` is ``opsctl.<command>/<version>``; ``run`` is the id of the ledger's run, where there is one.
+    """
+
+    command: str
+    outcome: str
+    exit_code: int = 0
+    run: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    version: int = 1
+
+    @property
+    def schema(self) -> str:
+        return f"opsctl.{self.command.replace(' ', '-')}/{self.version}"
+
+    def to_json(self) -> str:
+        """Return the document as one JSON object, on one or more lines, without a final newline."""
+        body = {
+            "schema": self.schema,
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "run": self.run,
+            "findings": [asdict(finding) for finding in self.findings],
+            "data": self.data,
+        }
+        return json.dumps(body, indent=2, ensure_ascii=False, default=str)
+
+
+def document_of_error(command: str, error: OpsctlError) -> Document:
+    """Return the document that ``--json`` prints when a command ends with an error."""
+    finding = Finding(error.code, error.subject or "", error.message, error.next_step or "")
+    return Document(command, "error", error.exit_code, findings=[finding])

@@ -1,0 +1,1 @@
+"""What opsctl knows about SGLang: its HTTP interface, its log, its package."""

@@ -1,0 +1,1 @@
+"""The smoke engine: load, levels, judgement, reports."""

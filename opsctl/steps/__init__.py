@@ -1,0 +1,1 @@
+"""The steps that plans are made of."""
