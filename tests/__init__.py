@@ -1,0 +1,1 @@
+"""The tests, and the lab that they run in."""

@@ -1,0 +1,1 @@
+"""The lab: real sshd, LXC, pct and NVML library; see `python -m tests.lab --help`."""
