@@ -1,0 +1,175 @@
+"""The contract of a step: a declared effect, a description before, a truthful result after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from opsctl.errors import CheckFailed
+from opsctl.output import Finding
+
+
+class Effect(StrEnum):
+    """What a step may do to the world at most."""
+
+    READ = "read"
+    CHANGE = "change"
+    DESTROY = "destroy"
+
+
+class StepOutcome(StrEnum):
+    """How a step ended. UNKNOWN: it may or may not have happened; only looking again can tell."""
+
+    DONE = "done"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did. ``exit_code`` is the contract's code when the step is the reason why a run ends badly.
+
+    ``data`` is JSON: it goes into the ledger, and under the step's name into the run's document.
+    """
+
+    outcome: StepOutcome
+    changed: bool = False
+    findings: tuple[Finding, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        return self.outcome in (StepOutcome.DONE, StepOutcome.UNCHANGED)
+
+
+class Clock(Protocol):
+    """Time as an argument, so that no test sleeps."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; an operator's interruption ends the wait early."""
+
+
+class Reporter(Protocol):
+    """Where a step says what is going on, for people; nothing depends on it."""
+
+    def say(self, text: str) -> None:
+        """Print one line that stays."""
+
+    def progress(self, text: str) -> None:
+        """Show the state of the moment, which the next one replaces."""
+
+
+class Agent(Protocol):
+    """What a step needs of an agent: one operation, its events while it lasts, its reply."""
+
+    def call(
+        self,
+        operation: str,
+        request: dict[str, Any] | None = None,
+        *,
+        timeout_s: float,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]: ...
+
+
+class Session(Protocol):
+    """The agents of one server, opened on first use and kept for the whole run.
+
+    ``agent`` is on the machine where the server runs, ``gpu_agent`` on the one that owns the GPUs (the same
+    object when that is one machine).
+    """
+
+    @property
+    def agent(self) -> Agent: ...
+
+    @property
+    def gpu_agent(self) -> Agent: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of a run's time, in the clock's seconds; None means no bound."""
+
+    at: float | None = None
+
+    def left(self, now: float, at_most: float) -> float:
+        """Return the seconds that may still be spent, at most ``at_most``.
+
+        Raises:
+            CheckFailed: exit 20, when the time is over.
+        """
+        if self.at is None:
+            return at_most
+        if self.at <= now:
+            raise CheckFailed(
+                "the run's --deadline is over",
+                code="deadline",
+                next_step="look with `opsctl resume`; it does only what is still missing",
+            )
+        return min(at_most, self.at - now)
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What a step is given: the server and its agents, the run it belongs to, time, and what came before."""
+
+    server: Any  # opsctl.site.Server
+    server_name: str
+    run_id: str
+    session: Session
+    clock: Clock
+    reporter: Reporter
+    deadline: Deadline
+    results: dict[str, StepResult] = field(default_factory=dict)  # by step name, in order
+    values: Mapping[str, Any] = field(default_factory=dict)  # the playbook's inputs, typed
+    note: Callable[[str, Mapping[str, Any]], None] = lambda code, data: None
+    """Write a fact into the ledger inside a step, durably, before this returns (an intent, an identity)."""
+    cancelled: threading.Event = field(default_factory=threading.Event)  # set by the first Ctrl-C
+
+    def data_of(self, step: str) -> Mapping[str, Any]:
+        """Return the data of an earlier step of this run; empty when it did not run."""
+        result = self.results.get(step)
+        return result.data if result else {}
+
+
+class Step(Protocol):
+    """One thing a run does. Immutable, does one thing, safe to run twice, tells the truth."""
+
+    @property
+    def name(self) -> str:
+        """The name under which playbooks, the ledger and the document know the step."""
+
+    @property
+    def effect(self) -> Effect: ...
+
+    def describe(self) -> str:
+        """Say in half a sentence what it does, e.g. ``stop the server's processes by identity``."""
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        """Return what ``run`` would do now, exactly, from real reads; changes nothing (for --dry-run)."""
+
+    def run(self, ctx: StepContext) -> StepResult:
+        """Do it. A bad end that is a finding is a result; a broken way (transport, agent) is raised."""
+
+
+class MonotonicClock:
+    """The real clock."""
+
+    def __init__(self, cancelled: threading.Event | None = None) -> None:
+        self._cancelled = cancelled or threading.Event()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._cancelled.wait(seconds)
