@@ -12,7 +12,9 @@ from opsctl import __version__
 from opsctl.errors import Interrupted, OpsctlError
 
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
+}
 
 
 class LazyGroup(click.Group):

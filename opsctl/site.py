@@ -1,0 +1,303 @@
+"""The site file ``opsctl.yaml``: hosts, servers, and how to reach the secrets they need."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from opsctl.errors import ConfigError, UsageError
+from opsctl.secret import SecretRef, Strict
+from opsctl.yaml_lines import read_yaml, validate
+
+Levels = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+SECRET_NAME = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|credentials?)$")
+_FLAG_NAME = re.compile(r"[a-z0-9][a-z0-9-]*$")
+
+
+class Host(Strict):
+    """How to reach one kernel or container: exactly one of local, ssh, pct."""
+
+    local: Literal[True] | None = Field(None, description="This machine.")
+    ssh: str | None = Field(
+        None, description="[user@]host[:port], or a name of your ssh_config.", min_length=1
+    )
+    pct: int | None = Field(None, ge=100, description="Container id (vmid) on a Proxmox node.")
+    via: str | None = Field(None, description="For pct: the name of the node's host entry.")
+    become: Literal["sudo"] | None = Field(
+        None, description="For ssh: run as root through `sudo -n`."
+    )
+    identity_file: Path | None = Field(None, description="For ssh: private key to use.")
+    config_file: Path | None = Field(None, description="For ssh: another ssh_config file.")
+    known_hosts: Path | None = Field(None, description="For ssh: another known_hosts file.")
+    connect_timeout_s: float = Field(10.0, gt=0, description="For ssh: seconds to connect in.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Host:
+        ways = [name for name in ("local", "ssh", "pct") if getattr(self, name) is not None]
+        if len(ways) != 1:
+            raise ValueError(
+                f"give exactly one of local, ssh, pct (here: {', '.join(ways) or 'none'})"
+            )
+        if (self.pct is None) != (self.via is None):
+            raise ValueError("pct and via go together: the container's id, and its node's entry")
+        if self.become and self.ssh is None:
+            raise ValueError("become goes with ssh")
+        return self
+
+
+class GpuSelection(Strict):
+    """Which GPUs of which host the server uses."""
+
+    host: str | None = Field(None, description="Host that owns the GPUs. Default: the server's.")
+    select: Literal["all"] | list[int | str] = Field(
+        "all", description="all, or GPU indices or UUIDs."
+    )
+    expect: int | None = Field(
+        None, ge=1, description="How many GPUs there must be; fewer is 'could not tell' (exit 21)."
+    )
+
+
+class Speculation(Strict):
+    """Speculative decoding under load."""
+
+    disable_above: int | None = Field(
+        None, ge=1, description="Draft nothing while more requests than this run."
+    )
+    margin: int = Field(
+        1, ge=0, description="Hysteresis, in requests, between going off and coming back on."
+    )
+
+
+class SmokeSettings(Strict):
+    """What a smoke of this server does."""
+
+    levels: Levels = Field(default=[1, 2, 5, 10], description="Concurrency levels, ascending.")
+    profile: Literal["quick", "full"] = Field("quick", description="quick or full (200 and more).")
+    requests: int | None = Field(None, ge=1, description="Requests per level.")
+    tokens: int = Field(32, ge=1, description="Output tokens per request.")
+    timeout_s: float = Field(120.0, gt=0, description="Longest time of one request.")
+    prompts: Path | None = Field(None, description="JSONL file with prompts of your own.")
+
+    @field_validator("levels")
+    @classmethod
+    def _ascending(cls, levels: list[int]) -> list[int]:
+        if levels != sorted(set(levels)):
+            raise ValueError("levels must ascend, each once")
+        return levels
+
+
+class StopSettings(Strict):
+    """How this server is stopped."""
+
+    grace_s: float = Field(30.0, ge=0, description="Seconds between TERM and KILL.")
+    drain_s: float = Field(0.0, ge=0, description="Seconds to let running requests end first.")
+    memory_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for GPU memory.")
+    margin_mib: int = Field(64, ge=0, description="MiB over a GPU's idle baseline that pass.")
+
+
+class ReadySettings(Strict):
+    """When this server counts as ready."""
+
+    timeout_s: float = Field(1800.0, gt=0, description="Longest start, in seconds.")
+    stall_s: float = Field(600.0, gt=0, description="No stage progress for this long is a hang.")
+    generation_s: float = Field(60.0, gt=0, description="The first real answer must come in this.")
+
+
+class Server(Strict):
+    """One inference deployment."""
+
+    host: str = Field(description="Name of the host entry where it runs.")
+    gpus: GpuSelection = Field(default=GpuSelection(), description="The GPUs it uses.")
+    port: int = Field(30000, ge=1, le=65535, description="Port that it listens on.")
+    address: str = Field("127.0.0.1", description="Address that probes use on the server's host.")
+    python: str | None = Field(None, description="Interpreter that launches SGLang.")
+    model: str | None = Field(None, description="Model path or name (--model-path).")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="SGLang flags without their dashes; true is a bare flag."
+    )
+    command: list[str] | None = Field(
+        None, description="argv of any other server, instead of python/model/args."
+    )
+    env: dict[str, str | SecretRef] = Field(
+        default_factory=dict, description="Environment; secrets by reference only."
+    )
+    user: str | None = Field(None, description="User that it runs as. Default: the transport's.")
+    cwd: str | None = Field(None, description="Working directory of the server.")
+    log_dir: str | None = Field(None, description="Folder of its logs. Default: /var/log/opsctl.")
+    patches: list[str] = Field(default_factory=list, description="Patch ids, in order.")
+    speculation: Speculation | None = None
+    smoke: SmokeSettings = SmokeSettings()
+    stop: StopSettings = StopSettings()
+    ready: ReadySettings = ReadySettings()
+    api_key: SecretRef | None = Field(None, description="Key that requests carry, by reference.")
+    nofile: int = Field(65536, ge=1024, description="RLIMIT_NOFILE of the server.")
+    on_failure: Literal["leave", "stop", "rollback"] = Field(
+        "leave",
+        description="After a failed launch: leave it for inspection, stop it, or go back "
+        "to the last attempt that passed.",
+    )
+
+    @model_validator(mode="after")
+    def _one_launch(self) -> Server:
+        if (self.command is None) == (self.python is None):
+            raise ValueError("give either python (with model and args) or command")
+        if self.python is not None and self.model is None:
+            raise ValueError("'model' is missing")
+        if self.command is not None and (self.args or self.model):
+            raise ValueError("command stands alone: without model and args")
+        return self
+
+    @field_validator("args")
+    @classmethod
+    def _flags(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for name, value in args.items():
+            if not _FLAG_NAME.match(name):
+                raise ValueError(f"'{name}' is no flag name: write it as in --{name.strip('-')}")
+            if name in ("port", "model-path", "model"):
+                raise ValueError(f"'{name}' has a key of its own in the server entry")
+            if SECRET_NAME.search(name):
+                raise ValueError(
+                    f"'{name}' would show the secret to every user in ps; "
+                    "put it into a file for --config, and name that file"
+                )
+            if isinstance(value, dict):
+                raise ValueError(f"'{name}': write JSON values as a quoted string")
+        return args
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _environment(cls, env: Any) -> Any:
+        if not isinstance(env, dict):
+            return env
+        for name, value in env.items():
+            if SECRET_NAME.search(str(name)) and not isinstance(value, dict | SecretRef):
+                raise ValueError(
+                    f"'{name}' looks like a secret: write {name}: {{env: {name}}} "
+                    "(or file, command) instead of the value"
+                )
+            if isinstance(value, bool | int | float):
+                raise ValueError(f"'{name}': quote it, as in {name}: \"{value}\"")
+        return env
+
+
+class Defaults(Strict):
+    """Settings for every server that does not say otherwise."""
+
+    smoke: SmokeSettings | None = None
+    stop: StopSettings | None = None
+    ready: ReadySettings | None = None
+    log_dir: str | None = None
+    on_failure: Literal["leave", "stop", "rollback"] | None = None
+
+
+class Site(Strict):
+    """Everything that opsctl knows before it looks."""
+
+    hosts: dict[str, Host] = Field(default_factory=dict, description="How to reach each host.")
+    servers: dict[str, Server] = Field(default_factory=dict, description="What runs where.")
+    defaults: Defaults = Defaults()
+    _path: Path | None = PrivateAttr(None)
+
+    @property
+    def path(self) -> Path | None:
+        """The file it was read from; None without one."""
+        return self._path
+
+    def host(self, name: str) -> Host:
+        """Return a host entry. Raises UsageError with the nearest name."""
+        if name in self.hosts:
+            return self.hosts[name]
+        raise UsageError(f"there is no host '{name}'", next_step=self._near(name), subject=name)
+
+    def server(self, name: str) -> Server:
+        """Return a server entry. Raises UsageError with the nearest name."""
+        if name in self.servers:
+            return self.servers[name]
+        raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
+
+    def gpu_host_of(self, name: str) -> str:
+        """Return the name of the host that owns the GPUs of server ``name``."""
+        server = self.server(name)
+        return server.gpus.host or server.host
+
+    def _near(self, name: str) -> str:
+        import difflib
+
+        known = [*self.servers, *self.hosts]
+        near = difflib.get_close_matches(name, known, 1)
+        where = str(self._path) if self._path else "no site file was found"
+        if near:
+            return f"did you mean '{near[0]}'? ({where})"
+        return f"known: {', '.join(known) or 'none'} ({where})"
+
+
+def find_site_file(explicit: Path | None) -> Path | None:
+    """Return the site file to use: the named one, ./opsctl.yaml, or the user's; None without any."""
+    if explicit is not None:
+        return explicit
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for path in (Path("opsctl.yaml"), config / "opsctl" / "opsctl.yaml"):
+        if path.is_file():
+            return path
+    return None
+
+
+def load_site(explicit: Path | None = None) -> Site:
+    """Read the site file, or make the site of this machine where there is none.
+
+    Raises:
+        ConfigError: the file is wrong; every problem has its file and line.
+    """
+    path = find_site_file(explicit)
+    if path is None:
+        return Site(hosts={"here": Host(local=True)})
+    located = read_yaml(path)
+    site = validate(Site, located)
+    problems = _dangling(site, located.line_of)
+    if problems:
+        raise ConfigError(
+            "\n".join(f"{path}:{line}: {text}" for line, text in problems),
+            next_step="mend the file, then run `opsctl config check`",
+            subject=str(path),
+        )
+    site = _with_defaults(site, located.data)
+    site._path = path
+    return site
+
+
+def _dangling(site: Site, line_of: Any) -> list[tuple[int, str]]:
+    problems: list[tuple[int, str]] = []
+    for name, host in site.hosts.items():
+        if host.via is None:
+            continue
+        line = line_of(("hosts", name, "via"))
+        if host.via not in site.hosts:
+            problems.append((line, f"hosts.{name}.via: there is no host '{host.via}'"))
+        elif site.hosts[host.via].pct is not None:
+            problems.append((line, f"hosts.{name}.via: '{host.via}' is itself a container"))
+    for name, server in site.servers.items():
+        for key, host_name in (("host", server.host), ("gpus", server.gpus.host)):
+            if host_name is not None and host_name not in site.hosts:
+                line = line_of(("servers", name, key))
+                problems.append((line, f"servers.{name}.{key}: there is no host '{host_name}'"))
+        if name in site.hosts:
+            problems.append(
+                (line_of(("servers", name)), f"'{name}' names both a host and a server")
+            )
+    return problems
+
+
+def _with_defaults(site: Site, data: Any) -> Site:
+    defaults = {k: v for k, v in site.defaults if v is not None}
+    if not defaults:
+        return site
+    servers = {}
+    for name, server in site.servers.items():
+        given = data["servers"][name]
+        missing = {key: value for key, value in defaults.items() if key not in given}
+        servers[name] = server.model_copy(update=missing)
+    return site.model_copy(update={"servers": servers})

@@ -1,0 +1,153 @@
+"""The site file: what is read, and how each mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opsctl.errors import ConfigError, UsageError
+from opsctl.site import load_site
+
+CANONICAL = """\
+hosts:
+  pve1:  {ssh: root@192.0.2.6, become: sudo}
+  ct129: {pct: 129, via: pve1}
+  gpu1:  {ssh: root@192.0.2.7}
+  here:  {local: true}
+servers:
+  glm5:
+    host: ct129
+    gpus: {host: gpu1, select: all, expect: 8}
+    port: 30000
+    python: /opt/sglang/bin/python
+    model: /models/GLM-5-NVFP4
+    args: {tp: 8, speculative-algorithm: EAGLE3}
+    env: {SGLANG_ENABLE_SPEC_V2: "1"}
+    patches: []
+    speculation: {disable_above: 5}
+    smoke: {levels: [1, 2, 5, 10]}
+  other:
+    host: here
+    port: 8000
+    command: [/usr/bin/my-server, --port, "8000"]
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "opsctl.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_canonical_example_is_read_whole(tmp_path: Path) -> None:
+    """The design's example is the format."""
+    site = load_site(write(tmp_path, CANONICAL))
+
+    glm5 = site.server("glm5")
+    assert glm5.args == {"tp": 8, "speculative-algorithm": "EAGLE3"}
+    assert glm5.speculation is not None
+    assert glm5.speculation.disable_above == 5
+    assert site.gpu_host_of("glm5") == "gpu1"
+    assert site.gpu_host_of("other") == "here"
+    assert site.server("other").command == ["/usr/bin/my-server", "--port", "8000"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("port: 30000", "prot: 30000", 10, "did you mean 'port'?"),
+        ("disable_above", "disable_abov", 16, "did you mean 'disable_above'?"),
+        ("via: pve1", "via: pve2", 3, "there is no host 'pve2'"),
+        ("[1, 2, 5, 10]", "[1, 5, 2]", 17, "levels must ascend"),
+        ("    port: 8000", "\tport: 8000", 20, "a tab is used for indentation"),
+        ("    port: 8000", "    host: x\n    port: 8000", 20, "'host' stands twice"),
+        ("env: {", "env: {HF_TOKEN: abc, ", 14, "looks like a secret"),
+        ("{local: true}", "{local: true, ssh: a}", 5, "exactly one of local, ssh, pct"),
+        ("{pct: 129, via: pve1}", "{pct: 129}", 3, "pct and via go together"),
+        ("port: 30000", "port: 70000", 10, "less than or equal to 65535"),
+        ("{tp: 8,", "{--tp: 8,", 13, "is no flag name"),
+        ("{tp: 8,", "{api-key: abc,", 13, "would show the secret"),
+        ("    model: /models/GLM-5-NVFP4\n", "", 7, "'model' is missing"),
+        ("host: gpu1", "host: gpu2", 9, "there is no host 'gpu2'"),
+        ("hosts:\n", "hsots: {}\nhosts:\n", 1, "did you mean 'hosts'?"),
+    ],
+)
+def test_mistake_is_told_with_file_line_and_mend(
+    tmp_path: Path, old: str, new: str, line: int, words: str
+) -> None:
+    """Each mistake is one sentence that names file and line; exit code 10."""
+    path = write(tmp_path, CANONICAL.replace(old, new, 1))
+
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+
+    assert caught.value.exit_code == 10
+    assert f"{path}:{line}:" in caught.value.message
+    assert words in caught.value.message
+
+
+def test_plain_secret_never_shows_in_the_error(tmp_path: Path) -> None:
+    """Refusing a secret must not print it."""
+    path = write(tmp_path, CANONICAL.replace("env: {", "env: {HF_TOKEN: hunter2, ", 1))
+
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+
+    assert "hunter2" not in f"{caught.value.message} {caught.value.next_step}"
+
+
+def test_without_a_file_the_host_is_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zero configuration works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    site = load_site()
+
+    assert list(site.hosts) == ["here"]
+    assert site.hosts["here"].local
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    """A file that was asked for is never replaced by a default."""
+    with pytest.raises(ConfigError, match="no such file"):
+        load_site(tmp_path / "absent.yaml")
+
+
+def test_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
+    """A typo in a name gets the name that was meant."""
+    site = load_site(write(tmp_path, CANONICAL))
+
+    with pytest.raises(UsageError) as caught:
+        site.server("glm4")
+
+    assert caught.value.next_step is not None
+    assert "glm5" in caught.value.next_step
+
+
+def test_defaults_fill_what_a_server_leaves_out(tmp_path: Path) -> None:
+    """defaults.stop reaches a server without stop, and not one with it."""
+    text = CANONICAL + "defaults: {stop: {grace_s: 5}, on_failure: stop}\n"
+    site = load_site(
+        write(tmp_path, text.replace("port: 8000", "stop: {grace_s: 9}\n    port: 8000"))
+    )
+
+    assert site.server("glm5").stop.grace_s == 5
+    assert site.server("other").stop.grace_s == 9
+    assert site.server("glm5").on_failure == "stop"
+
+
+def test_secret_is_resolved_only_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing variable is an error where it is needed, and names the variable."""
+    monkeypatch.delenv("OPS_TEST_KEY", raising=False)
+    text = CANONICAL.replace("port: 30000", "port: 30000\n    api_key: {env: OPS_TEST_KEY}")
+    reference = load_site(write(tmp_path, text)).server("glm5").api_key
+    assert reference is not None
+
+    with pytest.raises(ConfigError, match="OPS_TEST_KEY is not set"):
+        reference.resolve()
+
+    monkeypatch.setenv("OPS_TEST_KEY", "s3")
+    assert reference.resolve() == "s3"
