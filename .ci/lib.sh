@@ -1,0 +1,73 @@
+# Shared by the scripts of this folder: where we are, one run at a time, and the virtual environment.
+# Sourced, never run.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+# One demo or test run per machine (the lab's containers and addresses exist once). The lock is the
+# kernel's, so a run that was killed leaves nothing behind. Children get descriptor 9 closed.
+one_at_a_time() {
+  local lock
+  if [ "$(id -u)" = 0 ]; then lock=/run/lock/opsctl-make; else lock="${TMPDIR:-/tmp}/opsctl-make-$(id -u)"; fi
+  exec 9>>"$lock"
+  if ! flock -n 9; then
+    echo "make $1: refused, '$(cat "$lock.who" 2>/dev/null || echo 'another run')' is still at work; wait for it, or stop it first." >&2
+    exit 1
+  fi
+  echo "make $1 (pid $$, since $(date '+%H:%M:%S'), in $ROOT)" >"$lock.who"
+}
+
+is_root() { [ "$(id -u)" = 0 ]; }
+
+# Debian packages: installed when root, named when not.
+need_packages() {
+  local missing=() name
+  for name in "$@"; do
+    dpkg-query -W -f='${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || missing+=("$name")
+  done
+  [ ${#missing[@]} = 0 ] && return 0
+  if ! is_root; then
+    echo "missing Debian packages, and only root can install them: ${missing[*]}" >&2
+    return 1
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null 2>&1 9>&- ||
+    { apt-get update -q >/dev/null 9>&- && apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null 9>&-; }
+}
+
+python_for_venv() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    if command -v "$candidate" >/dev/null &&
+      "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# .venv holds opsctl (editable) and its test tools; made anew only when pyproject.toml changed.
+make_venv() {
+  local python stamp
+  if ! python=$(python_for_venv); then
+    need_packages python3 python3-venv || {
+      echo "needed: Python 3.11 or newer with venv (Debian 12: apt-get install python3-venv)" >&2
+      exit 1
+    }
+    python=$(python_for_venv) || { echo "Python 3.11 or newer with venv was not found" >&2; exit 1; }
+  fi
+  stamp=$(sha256sum pyproject.toml | cut -c1-16)-$("$python" -c 'import sys; print(sys.version)' | sha256sum | cut -c1-8)
+  if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp" ]; then
+    say "making the virtual environment .venv (a minute)"
+    rm -rf .venv
+    "$python" -m venv .venv 9>&-
+    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]' 9>&-
+    echo "$stamp" >.venv/.stamp
+  fi
+  export PATH="$ROOT/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=
+}
