@@ -128,6 +128,11 @@ class Server(Strict):
     user: str | None = Field(None, description="User that it runs as. Default: the transport's.")
     cwd: str | None = Field(None, description="Working directory of the server.")
     log_dir: str | None = Field(None, description="Folder of its logs. Default: /var/log/opsctl.")
+    state_dir: str | None = Field(
+        None,
+        description="Folder of launch records and attempts on its host. Default: /var/lib/opsctl; "
+        "without root: ~/.local/state/opsctl.",
+    )
     patches: list[str] = Field(default_factory=list, description="Patch ids, in order.")
     speculation: Speculation | None = None
     smoke: SmokeSettings = SmokeSettings()
