@@ -1,1 +1,39 @@
-"""The ways to a host."""
+"""Ways to a host: this machine, SSH, a Proxmox container. See ``base.Transport``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opsctl.errors import ConfigError
+from opsctl.transport.base import Transport
+
+
+def open_transport(
+    entry: Mapping[str, Any], lookup: Callable[[str], Mapping[str, Any]] | None = None
+) -> Transport:
+    """Return the transport that one host entry of the site file describes; it connects on first use.
+
+    Args:
+        entry: ``{"local": True}``, ``{"ssh": "root@host:22"}`` or ``{"pct": 129, "via": "pve1"}``, each
+            with an optional ``become: sudo`` (not for pct: it belongs to the node).
+        lookup: returns the entry of another host by its name, for ``via``.
+    """
+    become = entry.get("become")
+    if entry.get("ssh"):
+        from opsctl.transport.ssh import SshTransport
+        from opsctl.transport.ssh_connect import parse_target
+
+        return SshTransport(parse_target(entry["ssh"]), become)
+    if entry.get("pct"):
+        from opsctl.transport.pct import PctTransport
+
+        via = entry.get("via")
+        if via is None:
+            return PctTransport(int(entry["pct"]), open_transport({"local": True}), "this machine")
+        if lookup is None:
+            raise ConfigError(f"the host '{via}' that container {entry['pct']} is on is not known")
+        return PctTransport(int(entry["pct"]), open_transport(lookup(via), lookup), via)
+    from opsctl.transport.local import LocalTransport
+
+    return LocalTransport(become)

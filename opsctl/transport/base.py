@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from opsctl.errors import TransportError
+
+STDERR_TAIL_BYTES = 16 * 1024
+READ_BYTES = 256 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -32,8 +37,20 @@ class Channel(Protocol):
     def close_stdin(self) -> None:
         """Close the command's stdin; the agent ends on it."""
 
+    def exit_code(self, timeout_s: float) -> int | None:
+        """Return the command's exit code once it ended, None when that took longer or is not known."""
+
     def close(self) -> None:
         """Give the channel up, waiting at most a second."""
+
+
+class Socket(Protocol):
+    """What both a socket and an SSH channel offer."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def settimeout(self, timeout_s: float | None, /) -> None: ...
+    def close(self) -> None: ...
 
 
 class Transport(Protocol):
@@ -48,6 +65,12 @@ class Transport(Protocol):
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Start ``argv`` and return its live channel."""
+
+    def explain(self, exit_code: int | None, stderr: bytes) -> TransportError | None:
+        """Return the error that the way itself reported (sudo asks, container stopped), else None."""
+
+    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
+        """Connect to ``host:port`` as seen from the host; ``127.0.0.1`` is the host itself."""
 
     def close(self) -> None:
         """Close whatever the transport holds; safe to call twice."""
