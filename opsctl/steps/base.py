@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from opsctl.domain.fingerprint import Attempt
 from opsctl.errors import CheckFailed
 from opsctl.output import Finding
+
+if TYPE_CHECKING:
+    from opsctl.site import Server
 
 
 class Effect(StrEnum):
@@ -119,22 +123,42 @@ class Deadline:
         return min(at_most, self.at - now)
 
 
+class Memory(Protocol):
+    """What is known from earlier attempts, and where the next one is kept: the ledger."""
+
+    def attempts(self) -> list[Attempt]: ...
+
+    def add_attempt(self, attempt: Attempt) -> None: ...
+
+    def set_facts(self, run: str, facts: Mapping[str, Any], fingerprint: str | None) -> None: ...
+
+
+def _nothing_noted(code: str, body: Mapping[str, Any]) -> None:
+    """Stand in where no run is written down: a dry run, a test."""
+
+
 @dataclass(slots=True)
 class StepContext:
     """What a step is given: the server and its agents, the run it belongs to, time, and what came before."""
 
-    server: Any  # opsctl.site.Server
+    server: Server
     server_name: str
     run_id: str
     session: Session
     clock: Clock
     reporter: Reporter
-    deadline: Deadline
-    results: dict[str, StepResult] = field(default_factory=dict)  # by step name, in order
+    deadline: Deadline = field(default_factory=Deadline)
+    memory: Memory | None = None
     values: Mapping[str, Any] = field(default_factory=dict)  # the playbook's inputs, typed
-    note: Callable[[str, Mapping[str, Any]], None] = lambda code, data: None
-    """Write a fact into the ledger inside a step, durably, before this returns (an intent, an identity)."""
-    cancelled: threading.Event = field(default_factory=threading.Event)  # set by the first Ctrl-C
+    who: str = ""
+    reason: str | None = None
+    wall: Callable[[], float] = time.time  # seconds since the epoch
+    confirm: Callable[[str], None] = lambda question: None  # raises SafetyRefusal on no
+    ahead: tuple[Step, ...] = ()  # what the run would do after the question, for the question
+    results: dict[str, StepResult] = field(default_factory=dict)  # by step name, in order
+    note: Callable[[str, Mapping[str, Any]], None] = _nothing_noted
+    """Write a fact down durably inside a step (an intent, an identity), before this returns."""
+    cancelled: threading.Event = field(default_factory=threading.Event)  # the first Ctrl-C sets it
 
     def data_of(self, step: str) -> Mapping[str, Any]:
         """Return the data of an earlier step of this run; empty when it did not run."""

@@ -1,0 +1,32 @@
+"""In which state a run leaves things, in one sentence; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+GOOD = ("done", "unchanged")
+
+
+def describe_state(outcomes: Mapping[str, str]) -> str:
+    """Say what a run has left behind.
+
+    Args:
+        outcomes: step name to outcome; a step that has begun and not ended has ``unknown``.
+    """
+    begun = {name: outcome for name, outcome in outcomes.items() if outcome != "skipped"}
+    launch, ready, stop = (begun.get(name) for name in ("launch", "ready", "stop"))
+    if ready in GOOD:
+        return "the new server runs, and it answered"
+    if launch in GOOD:
+        return "the new server was launched, and it is not proven ready"
+    if launch is not None:
+        return (
+            "it is not known whether the new server was launched"
+            if launch == "unknown"
+            else ("the old server is stopped, and the new one did not start")
+        )
+    if stop in GOOD:
+        return "the old server is stopped, and no new one was launched"
+    if stop is not None and stop != "refused":
+        return "the old server may be partly stopped"
+    return "the running server was not touched"
