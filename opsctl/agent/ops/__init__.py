@@ -3,4 +3,14 @@
 from __future__ import annotations
 
 # module -> the other operation modules it imports; they are sent first
-MODULES: dict[str, tuple[str, ...]] = {}
+MODULES: dict[str, tuple[str, ...]] = {
+    "host": ("procfs",),
+    "procfs": (),
+    "process": ("procfs",),
+}
+
+# operation -> its module, where that is not the first word of the operation's name
+PROVIDERS: dict[str, str] = {}
+
+# module -> files of other packages that it gets as data (an importable module's source)
+RESOURCES: dict[str, tuple[str, ...]] = {}

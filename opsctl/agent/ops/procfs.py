@@ -1,0 +1,113 @@
+"""Reading /proc: bytes in, values out. Absent is None; a process that vanishes meanwhile is no error."""
+
+from __future__ import annotations
+
+import os
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def text(data: bytes) -> str:
+    """Return bytes of any encoding as text that turns into the same bytes again."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def read(path: str) -> bytes | None:
+    """Return a file's bytes, or None when it is not there or not ours to read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = os.read(fd, 65536)
+        if len(data) < 4096:  # procfs gives up to a page at once; a short read was all of it
+            return data
+        parts = [data]
+        while data:
+            data = os.read(fd, 1 << 20)
+            parts.append(data)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def readlink(path: str) -> str | None:
+    """Return a link's target as text, or None when it is not there or not ours to read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def parse_stat(data: bytes) -> tuple[str, str, int, int, int] | None:
+    """Return ``(comm, state, ppid, session, start_ticks)`` of one /proc/PID/stat, None when it is damaged.
+
+    The name may hold blanks and brackets: what follows the last ")" counts.
+
+    Source: proc(5), fields 2, 3, 4, 6 and 22.
+    """
+    open_at, close_at = data.find(b"("), data.rfind(b")")
+    fields = data[close_at + 2 :].split()
+    if open_at < 0 or close_at < open_at or len(fields) < 20:
+        return None
+    comm = text(data[open_at + 1 : close_at])
+    return comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def parse_status(data: bytes) -> tuple[int | None, tuple[int, ...]]:
+    """Return ``(uid, ns_pids)`` of one /proc/PID/status: the effective uid, and NSpid outermost first."""
+    uid: int | None = None
+    ns_pids: tuple[int, ...] = ()
+    at = data.find(b"\nUid:")
+    if at >= 0:
+        uid = int(data[at + 5 : data.find(b"\n", at + 5)].split()[1])
+    at = data.find(b"\nNSpid:")
+    if at >= 0:
+        ns_pids = tuple(int(word) for word in data[at + 7 : data.find(b"\n", at + 7)].split())
+    return uid, ns_pids
+
+
+def parse_cgroup(data: bytes) -> str:
+    """Return the unified path, else the longest of the v1 paths ("" for none)."""
+    best = ""
+    for line in text(data).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers and path != "/":
+            return path
+        if len(path) > len(best):
+            best = path
+    return best
+
+
+def parse_argv(data: bytes) -> list[str]:
+    """Return argv; a title written over it (setproctitle) is one element."""
+    words = text(data.rstrip(b"\0")).split("\0")
+    return [] if words == [""] else words
+
+
+def unit_of(cgroup: str) -> str | None:
+    """Return the innermost systemd unit in a cgroup path, None when there is none."""
+    for part in reversed(cgroup.split("/")):
+        if part.endswith((".service", ".scope")):
+            return part
+    return None
+
+
+def pids() -> list[int]:
+    """Return all pids of this namespace, ascending."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def boot_id() -> str:
+    """Return the kernel's boot id: it names one running kernel, in each of its containers."""
+    return text(read("/proc/sys/kernel/random/boot_id") or b"").strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when the process started, in ticks since boot, None when there is no such process."""
+    data = read("/proc/%d/stat" % pid)
+    stat = parse_stat(data) if data else None
+    return stat[4] if stat else None

@@ -1,0 +1,45 @@
+"""Typed readers: what the agent's operations return, as the dataclasses of opsctl.facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opsctl.agent.client import Agent
+from opsctl.facts import Host, Process, ProcessId
+
+
+def read_host(agent: Agent) -> Host:
+    """Return what the host says of itself."""
+    return Host(**agent.call("host.read"))
+
+
+def read_processes(agent: Agent, *, timeout_s: float = 20.0) -> list[Process]:
+    """Return all processes that the agent sees, ascending by pid; its own is among them."""
+    return processes_of(agent.call("process.scan", timeout_s=timeout_s))
+
+
+def processes_of(facts: dict[str, Any]) -> list[Process]:
+    """Return the processes of one ``process.scan``."""
+    boot_id, ticks, uptime_s = facts["boot_id"], facts["clock_ticks"], facts["uptime_s"]
+    strings, users = [*facts["strings"]], facts["users"]
+    found = []
+    for row in facts["rows"]:
+        pid, ppid, state, start, session, uid, comm, argv, cgroup, ns_pids, namespace, exe = row
+        found.append(
+            Process(
+                identity=ProcessId(boot_id, pid, start),
+                ppid=ppid,
+                state=state,
+                uid=uid,
+                user=users.get(str(uid)),
+                comm=comm,
+                argv=tuple(argv),
+                cgroup=strings[cgroup],
+                ns_pids=tuple(ns_pids),
+                pid_namespace=None if namespace is None else strings[namespace],
+                exe=None if exe is None else strings[exe],
+                session=session,
+                age_s=max(0.0, uptime_s - start / ticks),
+            )
+        )
+    return found
