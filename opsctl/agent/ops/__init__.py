@@ -5,6 +5,9 @@ from __future__ import annotations
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
     "host": ("procfs",),
+    "patch": ("patch_files", "patch_proof"),
+    "patch_files": (),
+    "patch_proof": ("patch_files",),
     "procfs": (),
     "process": ("procfs",),
 }

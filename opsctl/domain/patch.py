@@ -1,0 +1,362 @@
+"""Patches as pinned content: what a patch is, which state a host's files are in, what they must become.
+
+A file of a package is known by its SHA-256. Which patches stand in it is computed, never remembered: some
+subset of the known patches, taken away again, must give the file that its distributor shipped; else it is
+not ours to touch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from packaging.specifiers import SpecifierSet
+
+from opsctl.domain.hunks import Hunk, HunkError, apply_hunks, reverse_hunks
+
+
+class PatchStatus(StrEnum):
+    """What its author says of a patch."""
+
+    RECOMMENDED = "recommended"
+    EXPERIMENTAL = "experimental"
+    KNOWN_BAD = "known-bad"
+
+
+class PatchState(StrEnum):
+    """What the files of a host say of a patch."""
+
+    APPLIED = "applied"
+    ABSENT = "absent"
+    DRIFTED = "drifted"  # it was applied here, or part of it stands; the rest is something else
+    CONFLICT = "conflict"  # the files are neither the pinned ones nor any known patch of them
+    SUPERSEDED = "superseded"  # the installed version has it by itself
+
+
+class FileState(StrEnum):
+    """What one file says of one patch."""
+
+    APPLIED = "applied"
+    ABSENT = "absent"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePatch:
+    """One file of a patch: exact hunks in a file of the package, or a file of ours (``before`` None)."""
+
+    path: str  # relative to the package's folder, with /
+    before: str | None
+    after: str
+    hunks: tuple[Hunk, ...] = ()
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What shows that a patch works: fresh imports, words in a help text, a line in the server's log."""
+
+    imports: tuple[str, ...] = ()
+    help_run: tuple[str, ...] = ()  # arguments after the interpreter
+    help_shows: tuple[str, ...] = ()
+    log: str | None = None  # regular expression; looked for after a launch
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A patch's content for one range of versions (PEP 440)."""
+
+    versions: str
+    files: tuple[FilePatch, ...]
+    proof: Proof = Proof()
+
+    def fits(self, version: str) -> bool:
+        return SpecifierSet(self.versions).contains(version, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Versions that need the patch no more, and what they offer in its place."""
+
+    versions: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One patch of the library."""
+
+    id: str
+    title: str
+    status: PatchStatus
+    package: str  # distribution, e.g. sglang
+    module: str  # what is imported, e.g. sglang
+    variants: tuple[Variant, ...]
+    reason: str | None = None  # why it is known-bad
+    needs: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    why: str = ""
+    symptom: str = ""
+    upstream: tuple[str, ...] = ()
+
+    def variant(self, version: str) -> Variant | None:
+        return next((one for one in self.variants if one.fits(version)), None)
+
+    def superseded_by(self, version: str) -> str | None:
+        for one in self.superseded:
+            if SpecifierSet(one.versions).contains(version, prereleases=True):
+                return one.by
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """The state of one file for one patch, with the reason when it is changed."""
+
+    path: str
+    state: FileState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchReport:
+    """The state of one patch on one host, and whether it could be applied as things stand."""
+
+    patch: Patch
+    variant: Variant | None
+    state: PatchState
+    files: tuple[FileReport, ...]
+    detail: str
+    can_apply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file that must go from one content to another; None is: no file."""
+
+    path: str
+    before: str | None
+    after: str | None
+    content: bytes | None
+
+
+class PatchConflictError(ValueError):
+    """The patches cannot stand together in the files at hand; nothing is changed."""
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of ``content`` in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def evaluate(
+    patches: Sequence[Patch],
+    version: str,
+    contents: Mapping[str, bytes | None],
+    *,
+    recorded: Collection[str] = (),
+    shipped: Mapping[str, str] | None = None,
+) -> list[PatchReport]:
+    """Say for each patch which state it has in the files at hand.
+
+    Args:
+        patches: every patch that may stand in these files, in the order in which they are applied.
+        version: installed version of the package.
+        contents: file contents by path; None is: no such file. Every path of every fitting variant is a key.
+        recorded: ids that the host's record says were applied here and not reverted.
+        shipped: SHA-256 per path as the distributor recorded it, where known; for the explanation only.
+    """
+    fitting = [(patch, variant) for patch in patches if (variant := patch.variant(version))]
+    applied = {path: _applied_in(path, fitting, content) for path, content in contents.items()}
+    reports: list[PatchReport] = []
+    for patch in patches:
+        variant = patch.variant(version)
+        if variant is None:
+            reports.append(_without_variant(patch, version))
+            continue
+        files = tuple(
+            _file_report(patch, file, applied[file.path], contents[file.path], shipped or {})
+            for file in variant.files
+        )
+        reports.append(_report(patch, variant, files, patch.id in recorded))
+    return reports
+
+
+def _without_variant(patch: Patch, version: str) -> PatchReport:
+    by = patch.superseded_by(version)
+    if by is not None:
+        return PatchReport(patch, None, PatchState.SUPERSEDED, (), f"{version} has {by}", False)
+    known = ", ".join(variant.versions for variant in patch.variants)
+    detail = f"made for {patch.package} {known}; {version} is installed"
+    return PatchReport(patch, None, PatchState.CONFLICT, (), detail, False)
+
+
+def _report(
+    patch: Patch, variant: Variant, files: tuple[FileReport, ...], recorded: bool
+) -> PatchReport:
+    states = {file.state for file in files}
+    changed = next((f for f in files if f.state is FileState.CHANGED), None)
+    if states == {FileState.APPLIED}:
+        return PatchReport(patch, variant, PatchState.APPLIED, files, "", False)
+    if states == {FileState.ABSENT}:
+        if not recorded:
+            return PatchReport(patch, variant, PatchState.ABSENT, files, "", True)
+        detail = "it was applied here, and the installation has put the package's own files back"
+        return PatchReport(patch, variant, PatchState.DRIFTED, files, detail, True)
+    if changed and not recorded and FileState.APPLIED not in states:
+        detail = f"{changed.path}: {changed.detail}"
+        return PatchReport(patch, variant, PatchState.CONFLICT, files, detail, False)
+    if changed:
+        detail = f"{changed.path}: {changed.detail}"
+    else:
+        gone = next(file.path for file in files if file.state is FileState.ABSENT)
+        detail = f"part of it stands, and {gone} has it not"
+    return PatchReport(patch, variant, PatchState.DRIFTED, files, detail, changed is None)
+
+
+def _file_report(
+    patch: Patch,
+    file: FilePatch,
+    applied: frozenset[str] | None,
+    content: bytes | None,
+    shipped: Mapping[str, str],
+) -> FileReport:
+    if applied is None:
+        return FileReport(file.path, FileState.CHANGED, _why_changed(file, content, shipped))
+    return FileReport(file.path, FileState.APPLIED if patch.id in applied else FileState.ABSENT)
+
+
+def _why_changed(file: FilePatch, content: bytes | None, shipped: Mapping[str, str]) -> str:
+    if content is None:
+        return "the file is missing"
+    if file.before is None:
+        return "a file of this name stands there, and it is not ours"
+    unix = digest(content.replace(b"\r\n", b"\n"))
+    if unix in (file.before, file.after):
+        return "it has Windows line ends, otherwise it is the pinned file"
+    if shipped.get(file.path) == digest(content):
+        return "it is as its distributor shipped it, but another build than the patch was made for"
+    return f"sha256 {digest(content)[:12]} is neither the pinned file nor a known patch of it"
+
+
+def _applied_in(
+    path: str, fitting: Sequence[tuple[Patch, Variant]], content: bytes | None
+) -> frozenset[str] | None:
+    """Return the ids of the patches that stand in one file, None when it is none of their combinations."""
+    parts = _parts(path, fitting)
+    if all(part.before is None for _, part in parts):
+        if content is None:
+            return frozenset()
+        found = {one for one, part in parts if part.after == digest(content)}
+        return frozenset(found) or None
+    if content is None:
+        return None
+    for size in range(len(parts) + 1):
+        for subset in itertools.combinations(parts, size):
+            if _pristine(content, subset, parts[0][1].before) is not None:
+                return frozenset(one for one, _ in subset)
+    return None
+
+
+def _parts(path: str, fitting: Sequence[tuple[Patch, Variant]]) -> list[tuple[str, FilePatch]]:
+    return [(p.id, file) for p, variant in fitting for file in variant.files if file.path == path]
+
+
+def _pristine(
+    content: bytes, subset: Sequence[tuple[str, FilePatch]], before: str | None
+) -> bytes | None:
+    try:
+        for _, part in reversed(subset):
+            content = reverse_hunks(content, part.hunks)
+    except HunkError:
+        return None
+    return content if digest(content) == before else None
+
+
+def changes_for(
+    reports: Sequence[PatchReport], contents: Mapping[str, bytes | None], wanted: Collection[str]
+) -> list[FileChange]:
+    """Return what must change so that exactly the ``wanted`` patches stand in the files.
+
+    Args:
+        reports: what ``evaluate`` said, in the same order.
+        contents: the same contents.
+        wanted: ids that shall stand afterwards; all other patches of ``reports`` shall not.
+
+    Raises:
+        PatchConflictError: if a file that must change is not understood, or two patches want the same lines.
+    """
+    fitting = [(report.patch, report.variant) for report in reports if report.variant]
+    changes: list[FileChange] = []
+    for path, content in contents.items():
+        parts = _parts(path, fitting)
+        applied = _applied_in(path, fitting, content)
+        goal = frozenset(one for one, _ in parts if one in wanted)
+        if applied == goal:
+            continue
+        if applied is None:
+            raise PatchConflictError(f"{path} is not a file that these patches know")
+        after = _content_with(path, parts, applied, goal, content)
+        changes.append(FileChange(path, _digest(content), _digest(after), after))
+    # our own new files first: a hook never stands without the file that it calls, not even for an instant
+    return sorted(changes, key=lambda change: (change.before is not None, change.after is None))
+
+
+def _content_with(
+    path: str,
+    parts: Sequence[tuple[str, FilePatch]],
+    applied: frozenset[str],
+    goal: frozenset[str],
+    content: bytes | None,
+) -> bytes | None:
+    if all(part.before is None for _, part in parts):
+        new = [part.content for one, part in parts if one in goal]
+        if len({c for c in new if c is not None}) > 1:
+            raise PatchConflictError(f"{path}: {' and '.join(sorted(goal))} both bring this file")
+        return new[0] if new else None
+    assert content is not None
+    standing = [part for part in parts if part[0] in applied]
+    pristine = _pristine(content, standing, parts[0][1].before)
+    assert pristine is not None  # `applied` was found by just this
+    try:
+        for one, part in parts:
+            if one in goal:
+                pristine = apply_hunks(pristine, part.hunks)
+    except HunkError as error:
+        raise PatchConflictError(f"{path}: {one} does not go with the others: {error}") from error
+    return pristine
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else digest(content)
+
+
+def order_series(library: Mapping[str, Patch], wanted: Sequence[str]) -> list[str]:
+    """Return ``wanted`` with what it needs, each after its needs, otherwise in the given order.
+
+    Raises:
+        PatchConflictError: if an id is unknown, needs go in a circle, or two of them conflict.
+    """
+    ordered: list[str] = []
+
+    def add(one: str, path: tuple[str, ...]) -> None:
+        if one in path:
+            raise PatchConflictError(f"needs go in a circle: {' -> '.join([*path, one])}")
+        if one in ordered:
+            return
+        if one not in library:
+            raise PatchConflictError(f"no patch is called {one}")
+        for need in library[one].needs:
+            add(need, (*path, one))
+        ordered.append(one)
+
+    for one in wanted:
+        add(one, ())
+    for first, second in itertools.combinations(ordered, 2):
+        if second in library[first].conflicts or first in library[second].conflicts:
+            raise PatchConflictError(f"{first} and {second} exclude each other")
+    return ordered
