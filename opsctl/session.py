@@ -1,0 +1,156 @@
+"""The agents of a run: opened on first use, one per host, shared by whoever needs the same host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opsctl.agent.client import RemoteAgent, start
+from opsctl.domain.machine import Machine, compare_machines
+from opsctl.errors import OpsctlError
+from opsctl.site import Host, Server, Site
+from opsctl.transport import open_transport
+from opsctl.transport.base import Transport
+
+
+def transport_entry(host: Host) -> dict[str, Any]:
+    """Return a host of the site as the plain entry that ``open_transport`` takes."""
+    return host.model_dump(exclude_none=True)
+
+
+class Hosts:
+    """Transports and agents by host name. Safe to use from several threads."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._transports: dict[str, Transport] = {}
+        self._agents: dict[str, RemoteAgent] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def transport(self, name: str) -> Transport:
+        """Return the transport of a host; nothing is connected yet."""
+        with self._guard:
+            if name not in self._transports:
+                self._transports[name] = open_transport(
+                    transport_entry(self.site.host(name)),
+                    lambda other: transport_entry(self.site.host(other)),
+                )
+            return self._transports[name]
+
+    def agent(self, name: str) -> RemoteAgent:
+        """Return the agent of a host, started on first use.
+
+        Raises:
+            TransportError, AgentError: it could not be started; a later call tries again.
+        """
+        transport = self.transport(name)
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            if name not in self._agents:
+                self._agents[name] = start(transport)
+            return self._agents[name]
+
+    def warm(self, names: Iterable[str]) -> dict[str, OpsctlError]:
+        """Start several agents at once, and return the errors of those that did not start."""
+        errors: dict[str, OpsctlError] = {}
+
+        def start_one(name: str) -> None:
+            try:
+                self.agent(name)
+            except OpsctlError as error:
+                errors[name] = error
+
+        threads = [
+            threading.Thread(target=start_one, args=(name,), daemon=True) for name in set(names)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    def close(self) -> None:
+        """End all agents and close all transports."""
+        for agent in self._agents.values():
+            agent.close()
+        for transport in self._transports.values():
+            transport.close()
+        self._agents.clear()
+        self._transports.clear()
+
+
+class ServerSession:
+    """One server's hosts: where it runs, where its processes are owned, where its GPUs are owned."""
+
+    def __init__(self, hosts: Hosts, name: str) -> None:
+        self.hosts = hosts
+        self.name = name
+        self.server: Server = hosts.site.server(name)
+        entry = hosts.site.host(self.server.host)
+        self.owner_host = entry.via or self.server.host
+        self.gpu_host = hosts.site.gpu_host_of(name)
+        self.container: str | None = str(entry.pct) if entry.pct is not None else None
+        self._machine: Machine | None = None
+
+    @property
+    def agent(self) -> RemoteAgent:
+        """The agent where the server is launched and patched: inside its container, if it has one."""
+        return self.hosts.agent(self.server.host)
+
+    @property
+    def owner_agent(self) -> RemoteAgent:
+        """The agent in the namespace that owns the server's processes: the node of a container."""
+        return self.hosts.agent(self.owner_host)
+
+    @property
+    def gpu_agent(self) -> RemoteAgent:
+        """The agent on the machine that owns the GPUs; in a container's own view NVML hides pids."""
+        return self.hosts.agent(self._gpu_owner())
+
+    def _gpu_owner(self) -> str:
+        entry = self.hosts.site.host(self.gpu_host)
+        return entry.via or self.gpu_host
+
+    @property
+    def machine(self) -> Machine:
+        """Whether processes and GPUs are on one kernel, by boot id; read once."""
+        if self._machine is None:
+            if self.owner_host == self._gpu_owner():
+                self._machine = compare_machines(None, None, same_entry=True)
+            else:
+                ids = [
+                    agent.call("host.read").get("boot_id")
+                    for agent in (self.owner_agent, self.gpu_agent)
+                ]
+                self._machine = compare_machines(ids[0], ids[1])
+        return self._machine
+
+    @property
+    def one_machine(self) -> bool:
+        """True only where it is proven."""
+        return self.machine.one is True
+
+    def host_names(self) -> list[str]:
+        """Return the names of the hosts that this server touches, each once."""
+        return list(dict.fromkeys([self.server.host, self.owner_host, self._gpu_owner()]))
+
+
+@contextmanager
+def open_hosts(site: Site) -> Iterator[Hosts]:
+    """Open the hosts of a site lazily, and close what was opened."""
+    hosts = Hosts(site)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+@contextmanager
+def open_session(site: Site, name: str) -> Iterator[ServerSession]:
+    """Open one server's session."""
+    with open_hosts(site) as hosts:
+        yield ServerSession(hosts, name)
