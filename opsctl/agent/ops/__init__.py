@@ -4,10 +4,13 @@ from __future__ import annotations
 
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
+    "attempts": ("launch",),
     "host": ("procfs",),
     "patch": ("patch_files", "patch_proof"),
     "patch_files": (),
     "patch_proof": ("patch_files",),
+    "launch": ("procfs",),
+    "log_read": (),
     "procfs": (),
     "process": ("procfs",),
 }
@@ -16,4 +19,4 @@ MODULES: dict[str, tuple[str, ...]] = {
 PROVIDERS: dict[str, str] = {}
 
 # module -> files of other packages that it gets as data (an importable module's source)
-RESOURCES: dict[str, tuple[str, ...]] = {}
+RESOURCES: dict[str, tuple[str, ...]] = {"launch": ("opsctl.agent.supervisor",)}
