@@ -1,0 +1,1 @@
+"""Real SGLang on the CPU for the lab: see ``python -m tests.lab.sglang --help``."""

@@ -1,0 +1,1 @@
+"""The runtime's package, for the import paths that tools use."""

@@ -1,0 +1,1 @@
+"""What the stand-in does behind SGLang's command line and endpoints."""
