@@ -1,0 +1,153 @@
+"""Reading command lines: which argv is an SGLang server, which is a title, which only mentions one.
+
+Everything here looks at whole argv elements. A substring never decides: an editor on a file named
+``sglang``, a ``grep sglang`` and a ``bash -c "... sglang ..."`` carry the word and are none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+# Default of --port in sglang 0.5.8 to 0.5.23 (srt/server_args.py).
+DEFAULT_PORT = 30000
+LAUNCH_MODULES = ("sglang.launch_server", "sglang.srt.server", "sglang.cli.main")
+# Options of CPython's command line that take a value of their own; the others stand alone.
+_VALUED_PYTHON_OPTIONS = ("-X", "-W", "--check-hash-based-pycs")
+_PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*$")
+_TITLE = re.compile(r"^sglang::[A-Za-z][A-Za-z0-9_:.-]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """What the command line of an SGLang server says. None: not on the command line."""
+
+    interpreter: str
+    port: int | None  # None only where a --config file may set it
+    model: str | None
+    served_name: str | None = None
+
+    def describe(self) -> str:
+        """Return the two things that tell servers apart, for a sentence."""
+        port = "a port from its config file" if self.port is None else f"port {self.port}"
+        return f"{port}, model {self.model or 'from its config file'}"
+
+
+def is_python(path: str | None) -> bool:
+    """Say whether a path is a Python interpreter, by its last element."""
+    return path is not None and bool(_PYTHON.match(PurePosixPath(path).name))
+
+
+def read_title(argv: tuple[str, ...]) -> str | None:
+    """Return the title of an SGLang worker (``sglang::scheduler_TP0``), or None.
+
+    setproctitle writes the title over argv and pads it with NUL or blanks, so the first element
+    carries it and all others are empty.
+    """
+    if not argv or any(element.strip("\0 ") for element in argv[1:]):
+        return None
+    title = argv[0].strip("\0 ")
+    return title if _TITLE.match(title) else None
+
+
+def read_launch_line(argv: tuple[str, ...]) -> LaunchLine | None:
+    """Return what an SGLang server's command line says, or None when argv is no such server.
+
+    Knows ``python -m sglang.launch_server``, ``python .../sglang/launch_server.py``, and
+    ``sglang serve`` with or without the interpreter in front (sglang 0.5.8 to 0.5.23).
+    """
+    arguments = _arguments_of_launch(argv)
+    if arguments is None:
+        return None
+    port = _last_value(arguments, ("--port",))
+    has_file = _last_value(arguments, ("--config",)) is not None
+    try:
+        number = int(port) if port is not None else (None if has_file else DEFAULT_PORT)
+    except ValueError:
+        number = None
+    return LaunchLine(
+        interpreter=argv[0],
+        port=number,
+        model=_last_value(arguments, ("--model-path", "--model")),
+        served_name=_last_value(arguments, ("--served-model-name",)),
+    )
+
+
+def same_path(one: str, other: str) -> bool:
+    """Compare two model paths or names as text, but for a slash at the end and doubled slashes."""
+    return PurePosixPath(one) == PurePosixPath(other)
+
+
+def matches_command(argv: tuple[str, ...], command: tuple[str, ...]) -> bool:
+    """Say whether ``argv`` is ``command`` as it was started: the same elements in the same order.
+
+    A script is started by the kernel as ``interpreter [option] script arguments``, so up to two
+    elements may stand in front, the first of which must not be a shell's ``-c`` line or another tool.
+    """
+    if not command or len(argv) < len(command):
+        return False
+    front, rest = argv[: len(argv) - len(command)], argv[len(argv) - len(command) :]
+    if rest[1:] != command[1:] or not _same_program(rest[0], command[0]):
+        return False
+    if not front:
+        return True
+    interpreter = PurePosixPath(front[0]).name
+    known = is_python(front[0]) or interpreter in ("sh", "bash", "dash", "perl", "ruby", "node")
+    return len(front) <= 2 and known and "-c" not in front and "-m" not in front
+
+
+def _same_program(one: str, other: str) -> bool:
+    if "/" in one and "/" in other:
+        return same_path(one, other)
+    return PurePosixPath(one).name == PurePosixPath(other).name
+
+
+def _arguments_of_launch(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+    if len(argv) >= 2 and PurePosixPath(argv[0]).name == "sglang" and argv[1] == "serve":
+        return argv[2:]
+    if not argv or not is_python(argv[0]):
+        return None
+    index = 1
+    while index < len(argv):
+        element = argv[index]
+        if element == "-m":
+            module = argv[index + 1] if index + 1 < len(argv) else ""
+            return _after_module(module, argv[index + 2 :])
+        if element.startswith("-m") and element[2:]:
+            return _after_module(element[2:], argv[index + 1 :])
+        if element == "-c" or element in ("-", "--"):
+            return None
+        if not element.startswith("-"):
+            return _after_script(element, argv[index + 1 :])
+        index += 2 if element in _VALUED_PYTHON_OPTIONS else 1
+    return None
+
+
+def _after_module(module: str, rest: tuple[str, ...]) -> tuple[str, ...] | None:
+    if module in ("sglang", "sglang.cli.main"):
+        return rest[1:] if rest[:1] == ("serve",) else None
+    return rest if module in LAUNCH_MODULES else None
+
+
+def _after_script(script: str, rest: tuple[str, ...]) -> tuple[str, ...] | None:
+    path = PurePosixPath(script)
+    if path.name == "sglang":
+        return rest[1:] if rest[:1] == ("serve",) else None
+    if path.parts[-2:] == ("sglang", "launch_server.py"):
+        return rest
+    return None
+
+
+def _last_value(arguments: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
+    """Return the value that argparse would take: the last one given, ``--flag v`` or ``--flag=v``."""
+    found = None
+    for index, element in enumerate(arguments):
+        name, equals, value = element.partition("=")
+        if name not in flags:
+            continue
+        if equals:
+            found = value
+        elif index + 1 < len(arguments):
+            found = arguments[index + 1]
+    return found

@@ -1,0 +1,140 @@
+"""Processes as decisions see them: the three classes, what a selection holds, who is worth a closer look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from opsctl.domain.gpu import GpuHolder
+from opsctl.domain.launch_line import (
+    is_python,
+    matches_command,
+    read_launch_line,
+    read_title,
+)
+from opsctl.domain.protection import (
+    Table,
+    View,
+    unit_of,
+)
+from opsctl.domain.server import ServerIdentity
+from opsctl.facts import Process
+
+
+class ProcessClass(StrEnum):
+    """The three classes of the output contract."""
+
+    MEMBER = "member"
+    FOREIGN = "foreign"
+    PROTECTED = "protected"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One process with its class and the reason in words; ``process`` is None when only NVML knows it."""
+
+    pid: int
+    process: Process | None
+    kind: ProcessClass
+    reason: str
+    holds: tuple[GpuHolder, ...] = ()
+    is_root: bool = False
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Memory on the server's GPUs; None when NVML would not say for one of them."""
+        total = 0
+        for hold in self.holds:
+            if hold.used_bytes is None:
+                return None
+            total += hold.used_bytes
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """A process that may be the server's and may be another's: nothing is signalled while there is one."""
+
+    pid: int
+    process: Process
+    reason: str
+    candidates: tuple[str, ...]
+    is_protected: bool = False  # it would be the server, but must not be signalled
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a stop would touch, what it leaves alone, and what it could not attribute."""
+
+    server: ServerIdentity
+    members: tuple[Judged, ...]
+    foreign: tuple[Judged, ...] = ()
+    protected: tuple[Judged, ...] = ()
+    ambiguous: tuple[Ambiguity, ...] = ()
+    port_holders: tuple[Judged, ...] = ()  # not members, and listening on the server's port
+    other_servers: tuple[str, ...] = ()
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(member.pid for member in self.members)
+
+    @property
+    def roots(self) -> tuple[Judged, ...]:
+        return tuple(member for member in self.members if member.is_root)
+
+
+def candidates(
+    server: ServerIdentity,
+    processes: Sequence[Process],
+    holders: Sequence[GpuHolder],
+    view: View,
+) -> list[int]:
+    """Return the pids whose descriptors are worth reading: they may be the server's or hold its GPUs."""
+    table = Table.of(processes)
+    found: set[int] = set()
+    for process in processes:
+        line = read_launch_line(process.argv)
+        titled = read_title(process.argv) is not None
+        if line or titled or server.is_recorded(process) or is_command(server, process):
+            found.add(process.pid)
+            found.update(child.pid for child in table.descendants(process.pid))
+        elif in_unit(server, process) or _is_worker_shape(process):
+            found.add(process.pid)
+    if view.holders_here:
+        found.update(hold.pid for hold in holders if hold.pid in table.by_pid)
+    found.discard(view.agent_pid)
+    return sorted(found)
+
+
+def shorten(argv: Sequence[str], width: int = 60) -> str:
+    """Return a command line on one line, cut in the middle where it is long."""
+    text = " ".join(element for element in argv if element)
+    if len(text) <= width:
+        return text
+    head = (width - 3) * 2 // 3
+    return f"{text[:head]}...{text[-(width - 3 - head) :]}"
+
+
+def describe(process: Process) -> str:
+    """Return what a process is, for a sentence: its server line, its title or its command line."""
+    line = read_launch_line(process.argv)
+    if line:
+        return f"an SGLang server ({line.describe()})"
+    return shorten(process.argv) or f"[{process.comm}]"
+
+
+def is_command(server: ServerIdentity, process: Process) -> bool:
+    return server.command is not None and matches_command(process.argv, server.command)
+
+
+def in_unit(server: ServerIdentity, process: Process) -> bool:
+    return server.unit is not None and unit_of(process.cgroup) == server.unit
+
+
+def _is_worker_shape(process: Process) -> bool:
+    """Say whether argv is a helper that Python servers leave behind; it proves nothing by itself."""
+    if not process.argv or not is_python(process.argv[0]):
+        return False
+    text = " ".join(process.argv[1:4])
+    return "multiprocessing" in text or "compile_worker" in text
