@@ -47,7 +47,8 @@ class Process:
 
     @property
     def is_kernel_thread(self) -> bool:
-        return self.pid == 2 or self.ppid == 2
+        """Kernel threads are kthreadd's; inside a container pid 2 is a program like any other."""
+        return 2 in (self.pid, self.ppid) and not self.argv and self.exe is None
 
 
 @dataclass(frozen=True, slots=True)

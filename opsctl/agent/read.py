@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from opsctl.agent.client import Agent
-from opsctl.facts import Host, Process, ProcessId
+from opsctl.facts import Host, Process, ProcessDetail, ProcessId
 
 
 def read_host(agent: Agent) -> Host:
@@ -43,3 +44,33 @@ def processes_of(facts: dict[str, Any]) -> list[Process]:
             )
         )
     return found
+
+
+def read_details(
+    agent: Agent, pids: Iterable[int], *, timeout_s: float = 20.0
+) -> list[ProcessDetail]:
+    """Return the slow facts of the processes that still live; a pid that is gone is left out."""
+    facts = agent.call("process.detail", {"pids": sorted(pids)}, timeout_s=timeout_s)
+    return [
+        ProcessDetail(
+            pid=found["pid"],
+            gpu_devices=_tuple(found["gpu_devices"]),
+            listening_ports=_tuple(found["listening_ports"]),
+            environment_markers=found["environment_markers"],
+            unit=found["unit"],
+        )
+        for found in facts["details"]
+    ]
+
+
+def read_device_holders(
+    agent: Agent, *, timeout_s: float = 30.0
+) -> tuple[dict[int, tuple[str, ...]], tuple[int, ...]]:
+    """Return pid -> /dev/nvidia* files that it holds or maps, and the pids that could not be read."""
+    facts = agent.call("process.device_holders", timeout_s=timeout_s)
+    held = {holder["pid"]: tuple(holder["devices"]) for holder in facts["holders"]}
+    return held, tuple(facts["unreadable"])
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)

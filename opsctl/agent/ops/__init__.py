@@ -5,18 +5,35 @@ from __future__ import annotations
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
     "attempts": ("launch",),
+    "details": ("procfs", "sockets"),
+    "gpu": ("procfs",),
     "host": ("procfs",),
+    "launch": ("procfs",),
+    "leftovers": ("details", "lock", "procfs", "sockets"),
+    "lock": ("procfs",),
+    "log_read": (),
+    "package": (),
     "patch": ("patch_files", "patch_proof"),
     "patch_files": (),
     "patch_proof": ("patch_files",),
-    "launch": ("procfs",),
-    "log_read": (),
-    "procfs": (),
     "process": ("procfs",),
+    "procfs": (),
+    "signalling": ("procfs",),
+    "sockets": ("procfs",),
 }
 
 # operation -> its module, where that is not the first word of the operation's name
-PROVIDERS: dict[str, str] = {}
+PROVIDERS: dict[str, str] = {
+    "process.detail": "details",
+    "process.device_holders": "details",
+    "process.signal": "signalling",
+    "process.signal_all": "signalling",
+    "process.wait_gone": "signalling",
+    "process.watch": "signalling",
+}
 
 # module -> files of other packages that it gets as data (an importable module's source)
-RESOURCES: dict[str, tuple[str, ...]] = {"launch": ("opsctl.agent.supervisor",)}
+RESOURCES: dict[str, tuple[str, ...]] = {
+    "gpu": ("opsctl.agent.nvml", "pynvml"),
+    "launch": ("opsctl.agent.supervisor",),
+}

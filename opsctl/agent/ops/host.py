@@ -52,8 +52,8 @@ def container() -> str | None:
 
 def _by_kernel_threads() -> str | None:
     """Without kthreadd as pid 2, this is a pid namespace of its own: some container."""
-    stat = procfs.parse_stat(procfs.read("/proc/2/stat") or b"")
-    if stat is not None and stat[0] == "kthreadd":
+    stat = procfs.read_stat(2)
+    if stat is not None and stat.kernel_thread:
         return None
     links = procfs.readlink("/proc/self/ns/pid")
     return None if links == "pid:[4026531836]" else "unknown"

@@ -68,46 +68,23 @@ class Strings:
 
 def read_row(pid: int, strings: Strings) -> list[Any] | None:
     """Return one process as a row of FIELDS, None when it vanished meanwhile."""
-    base = "/proc/%d/" % pid
-    stat = procfs.parse_stat(procfs.read(base + "stat") or b"")
+    stat = procfs.read_stat(pid)
     if stat is None:
         return None
-    comm, state, ppid, session, start = stat
-    if pid == 2 or ppid == 2:  # a kernel thread has none of the rest
-        return [
-            pid,
-            ppid,
-            state,
-            start,
-            session,
-            0,
-            comm,
-            [],
-            strings.number(""),
-            [pid],
-            None,
-            None,
-        ]
-    status = procfs.read(base + "status")
+    head = [pid, stat.ppid, stat.state, stat.start_ticks, stat.session]
+    if stat.kernel_thread:  # it has none of the rest
+        return [*head, 0, stat.comm, [], strings.number(""), [pid], None, None]
+    status = procfs.read("/proc/%d/status" % pid)
     if status is None:
         return None
+    base, head[2] = procfs.living_face(pid, stat)
     uid, ns_pids = procfs.parse_status(status)
     argv = procfs.parse_argv(procfs.read(base + "cmdline") or b"")
     cgroup = procfs.parse_cgroup(procfs.read(base + "cgroup") or b"")
-    return [
-        pid,
-        ppid,
-        state,
-        start,
-        session,
-        uid,
-        comm,
-        argv,
-        strings.number(cgroup),
-        ns_pids or (pid,),
-        strings.number(procfs.readlink(base + "ns/pid")),
-        strings.number(procfs.readlink(base + "exe")),
-    ]
+    namespace = procfs.readlink(base + "ns/pid")
+    exe = procfs.readlink(base + "exe")
+    numbers = [strings.number(value) for value in (cgroup, namespace, exe)]
+    return [*head, uid, stat.comm, argv, numbers[0], ns_pids or (pid,), numbers[1], numbers[2]]
 
 
 def uptime_s() -> float:

@@ -5,6 +5,31 @@ from __future__ import annotations
 import os
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PF_KTHREAD = 0x00200000
+
+
+class Stat:
+    """The fields of one /proc/PID/stat that identify a process and say how it is."""
+
+    __slots__ = ("comm", "kernel_thread", "ppid", "session", "start_ticks", "state", "threads")
+
+    def __init__(
+        self,
+        comm: str,
+        state: str,
+        ppid: int,
+        session: int,
+        start_ticks: int,
+        threads: int,
+        kernel_thread: bool,
+    ) -> None:
+        self.comm = comm
+        self.state = state
+        self.ppid = ppid
+        self.session = session
+        self.start_ticks = start_ticks
+        self.threads = threads
+        self.kernel_thread = kernel_thread
 
 
 def text(data: bytes) -> str:
@@ -41,19 +66,22 @@ def readlink(path: str) -> str | None:
         return None
 
 
-def parse_stat(data: bytes) -> tuple[str, str, int, int, int] | None:
-    """Return ``(comm, state, ppid, session, start_ticks)`` of one /proc/PID/stat, None when it is damaged.
+def parse_stat(data: bytes) -> Stat | None:
+    """Return one /proc/PID/stat, None when it is damaged.
 
     The name may hold blanks and brackets: what follows the last ")" counts.
 
-    Source: proc(5), fields 2, 3, 4, 6 and 22.
+    Source: proc(5), fields 2, 3, 4, 6, 22, 20 and 9; PF_KTHREAD is in include/linux/sched.h.
     """
     open_at, close_at = data.find(b"("), data.rfind(b")")
     fields = data[close_at + 2 :].split()
     if open_at < 0 or close_at < open_at or len(fields) < 20:
         return None
     comm = text(data[open_at + 1 : close_at])
-    return comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19])
+    state = fields[0].decode()
+    kernel_thread = bool(int(fields[6]) & PF_KTHREAD)
+    numbers = (int(fields[1]), int(fields[3]), int(fields[19]), int(fields[17]))
+    return Stat(comm, state, *numbers, kernel_thread)
 
 
 def parse_status(data: bytes) -> tuple[int | None, tuple[int, ...]]:
@@ -106,8 +134,32 @@ def boot_id() -> str:
     return text(read("/proc/sys/kernel/random/boot_id") or b"").strip()
 
 
+def read_stat(pid: int) -> Stat | None:
+    """Return what ``parse_stat`` reads of one process, None when there is no such process."""
+    return parse_stat(read("/proc/%d/stat" % pid) or b"")
+
+
+def living_face(pid: int, stat: Stat) -> tuple[str, str]:
+    """Return the folder that shows a process, and its true state.
+
+    A process whose first thread has exited while others run reads as a zombie without argv or descriptors,
+    and still holds its memory (seen on Linux 6.18): then one of the living threads shows it.
+    """
+    base = "/proc/%d/" % pid
+    if stat.state not in "ZX" or stat.threads < 2:
+        return base, stat.state
+    try:
+        tids = os.listdir(base + "task")
+    except OSError:
+        return base, stat.state
+    for tid in tids:
+        thread = parse_stat(read(base + "task/" + tid + "/stat") or b"")
+        if thread is not None and thread.state not in "ZX":
+            return base + "task/" + tid + "/", thread.state
+    return base, stat.state
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when the process started, in ticks since boot, None when there is no such process."""
-    data = read("/proc/%d/stat" % pid)
-    stat = parse_stat(data) if data else None
-    return stat[4] if stat else None
+    stat = read_stat(pid)
+    return stat.start_ticks if stat else None

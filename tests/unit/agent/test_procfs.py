@@ -13,7 +13,11 @@ STAT = b"22015 (a b) c) R 21775 22015 22015 0 -1 4194304 300 0 0 0 1 0 0 0 20 0 
 
 def test_stat_is_cut_at_the_last_bracket() -> None:
     """A title with blanks and ")" must not shift the fields (case 095)."""
-    assert procfs.parse_stat(STAT) == ("a b) c", "R", 21775, 22015, 990001)
+    stat = procfs.parse_stat(STAT)
+
+    assert stat is not None
+    assert (stat.comm, stat.state, stat.ppid, stat.session) == ("a b) c", "R", 21775, 22015)
+    assert (stat.start_ticks, stat.threads, stat.kernel_thread) == (990001, 1, False)
 
 
 def test_damaged_stat_is_no_process() -> None:
@@ -29,8 +33,8 @@ def test_no_name_can_shift_the_fields_of_stat(name: bytes) -> None:
     parsed = procfs.parse_stat(line)
 
     assert parsed is not None
-    assert parsed[0].encode("utf-8", "surrogateescape") == name
-    assert parsed[4] == 4711
+    assert parsed.comm.encode("utf-8", "surrogateescape") == name
+    assert parsed.start_ticks == 4711
 
 
 def test_status_gives_effective_uid_and_all_pids() -> None:
