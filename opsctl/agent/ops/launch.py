@@ -306,8 +306,10 @@ def command(
 
 def is_alive(pid: int, start_ticks: int | None) -> bool:
     """Say whether this very process runs; a zombie has ended."""
-    stat = procfs.parse_stat(procfs.read("/proc/%d/stat" % pid) or b"")
-    return stat is not None and stat[4] == start_ticks and stat[1] not in ("Z", "X")
+    stat = procfs.read_stat(pid)
+    if stat is None or stat.start_ticks != start_ticks:
+        return False
+    return procfs.living_face(pid, stat)[1] not in "ZX"
 
 
 def read_json(path: str) -> dict[str, Any] | None:
