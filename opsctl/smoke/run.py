@@ -1,0 +1,525 @@
+"""One smoke run: look, warm up, climb level by level, judge each, stop at the first bad one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsctl.domain.report import LevelReport, Outcome, bracket_of
+from opsctl.errors import NotMeasured, SafetyRefusal, UsageError
+from opsctl.output import Finding
+from opsctl.sglang.client import Endpoint
+from opsctl.sglang.info import (
+    ROUTES,
+    ServerInfo,
+    read_info,
+    read_metrics,
+    read_running,
+    wrong_key,
+)
+from opsctl.smoke.judge import ACCEPT_DROP, Answer, Book
+from opsctl.smoke.levels import PROFILES, Profile, derive_levels, way_down
+from opsctl.smoke.load import Job, Level, Limits, RawLevel, Sign, raise_descriptor_limit
+from opsctl.smoke.measure import Request, measure, read_request
+from opsctl.smoke.prompts import Prompt, PromptMaker, make_prompts, request_body
+from opsctl.smoke.watch import Watch, confirm, is_listening
+
+LIVE_READINGS = 2
+LIVE_GAP_S = 0.1
+MIXED = ("short", "long", "prefix", "plain")
+ABORT_AFTER_CHUNKS = 3
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Options:
+    """Everything that decides a run; two runs with equal options send the same requests."""
+
+    endpoint: Endpoint
+    api: str | None = None
+    model: str | None = None
+    levels: tuple[int, ...] | None = None
+    profile: str = "quick"
+    requests: int | None = None
+    tokens: int | None = None
+    seconds: float = 0.0
+    prompt_kind: str | None = None
+    prompt_tokens: int = 64
+    own_prompts: tuple[Prompt, ...] = ()
+    seed: int = 1
+    stall_s: float = 30.0
+    startup_s: float = 120.0
+    allow_live: bool = False
+    drift: float = 0.5
+    slo: Mapping[str, float] = field(default_factory=dict)
+    shapes: tuple[str, ...] = ()  # mix these into every level instead of the one mixed level
+    down: bool | None = None
+    mixed: bool | None = None
+    idle_s: float | None = None
+    threshold: int | None = None  # disable_above of the speculation, where known
+    reference: Mapping[str, Answer] | None = None
+    go_on: bool = False  # climb on after a failed (not crashed) level
+
+
+@dataclass(slots=True)
+class SmokeReport:
+    """What one run found."""
+
+    options: Options
+    info: ServerInfo
+    levels: list[LevelReport] = field(default_factory=list)
+    down: list[LevelReport] = field(default_factory=list)
+    mixed: LevelReport | None = None
+    wanted: tuple[int, ...] = ()
+    answers: dict[str, Answer] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    interrupted: bool = False
+    seconds: float = 0.0
+    warmup_s: float | None = None
+
+    @property
+    def all_levels(self) -> list[LevelReport]:
+        mixed = [self.mixed] if self.mixed is not None else []
+        return [*self.levels, *mixed, *self.down]
+
+    @property
+    def bracket(self) -> dict[str, int | None] | None:
+        return bracket_of(self.levels)
+
+    @property
+    def outcome(self) -> str:
+        """Return the worst of the levels, in the order of their exit codes."""
+        outcomes = {level.outcome for level in self.all_levels}
+        for bad in (Outcome.CRASHED, Outcome.HUNG, Outcome.FAILED):
+            if bad in outcomes:
+                return bad.value
+        if self.interrupted:
+            return "interrupted"
+        if Outcome.NOT_MEASURED in outcomes or not self.levels:
+            return Outcome.NOT_MEASURED.value
+        return Outcome.PASSED.value
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return 130
+        return {"crashed": 60, "hung": 60, "failed": 70, "not-measured": 75}.get(self.outcome, 0)
+
+
+def run_smoke(
+    options: Options,
+    *,
+    watch: Watch | None = None,
+    on_event: OnEvent | None = None,
+) -> SmokeReport:
+    """Run one smoke test and return what was found; Ctrl-C ends it with what was measured so far.
+
+    Raises:
+        TransportError: the server could not be asked anything.
+        UsageError: a wrong key, model or size.
+        SafetyRefusal: the server answers others' requests.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Smoke(options, watch=watch, on_event=on_event).run())
+
+
+class Smoke:
+    """The sequence of one run."""
+
+    def __init__(
+        self, options: Options, *, watch: Watch | None = None, on_event: OnEvent | None = None
+    ) -> None:
+        self.options = options
+        self.profile: Profile = PROFILES[options.profile]
+        self.tokens = options.tokens or self.profile.tokens
+        self._watch = watch
+        self._on_event = on_event or (lambda kind, payload: None)
+        self._level: Level | None = None
+        self._interrupted = asyncio.Event()
+        self._process_sign: Sign | None = None
+        self._book = Book(options.drift)
+
+    async def run(self) -> SmokeReport:
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._catch_signals(loop)
+        info = await read_info(self.options.endpoint, self.options.api, self.options.model)
+        report = SmokeReport(self.options, info)
+        await self._refuse_live(info)
+        self._prepare(report)
+        if self._watch is not None:
+            self._watch.start(lambda sign: _hand_over(loop, self._take_sign, sign))
+        try:
+            await self._climb(report)
+            if self._watch is not None and any(
+                level.outcome in (Outcome.CRASHED, Outcome.HUNG) for level in report.all_levels
+            ):
+                self._on_event("evidence", {})
+                report.evidence = await asyncio.to_thread(self._watch.evidence)
+        finally:
+            if self._watch is not None:
+                self._watch.stop()
+        report.interrupted = self._interrupted.is_set()
+        report.answers = dict(self._book.answers)
+        report.seconds = time.monotonic() - started
+        _add_findings(report, self._book)
+        return report
+
+    def interrupt(self) -> None:
+        """Stop as soon as the streams in hand have ended."""
+        self._interrupted.set()
+        if self._level is not None:
+            self._level.interrupt()
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self.interrupt)
+
+    def _take_sign(self, sign: Sign) -> None:
+        if self._process_sign is None and sign.source == "process":
+            self._process_sign = sign
+        if self._level is not None:
+            self._level.trouble(sign)
+
+    async def _refuse_live(self, info: ServerInfo) -> None:
+        if self.options.allow_live:
+            return
+        for reading in range(LIVE_READINGS):
+            if reading:
+                await asyncio.sleep(LIVE_GAP_S)
+            running = await read_running(self.options.endpoint, info)
+            if not running:
+                return
+        raise SafetyRefusal(
+            f"the server is answering {running} other request{'s' if running != 1 else ''} now; "
+            "a smoke test would load, and could crash, a server in use",
+            next_step="drain it first, or give --allow-live",
+            code="live-server",
+            subject=self.options.endpoint.url,
+        )
+
+    def _prepare(self, report: SmokeReport) -> None:
+        options, info = self.options, report.info
+        self._prompts: PromptMaker = make_prompts(
+            info,
+            seed=options.seed,
+            kind=options.prompt_kind,
+            prompt_tokens=options.prompt_tokens,
+            tokens=self.tokens,
+            own=options.own_prompts,
+        )
+        report.wanted = options.levels or derive_levels(info, self.profile, options.threshold)
+        self._descriptors = raise_descriptor_limit(max(report.wanted))
+        self._book.dummy_weights = info.dummy_weights
+        if options.reference is not None:
+            self._book.answers = dict(options.reference)
+            self._book.foreign = True
+        self._on_event("start", {"info": info, "levels": report.wanted, "tokens": self.tokens})
+
+    async def _climb(self, report: SmokeReport) -> None:
+        failed = await self._warm_up(report)
+        if failed is not None:
+            report.levels.append(failed)
+            return
+        for concurrency in report.wanted:
+            if self._interrupted.is_set():
+                return
+            level = await self._drive(report, concurrency, "up")
+            report.levels.append(level)
+            if self._ends_climb(level):
+                return
+        if self.profile.mixed if self.options.mixed is None else self.options.mixed:
+            report.mixed = await self._drive(report, report.wanted[-1], "mixed")
+            if report.mixed.outcome is not Outcome.PASSED:
+                return
+        if self.profile.down if self.options.down is None else self.options.down:
+            for concurrency in way_down(report.wanted):
+                if self._interrupted.is_set():
+                    return
+                report.down.append(await self._drive(report, concurrency, "down"))
+                if self._ends_climb(report.down[-1]):
+                    return
+
+    def _ends_climb(self, level: LevelReport) -> bool:
+        if self._interrupted.is_set() or level.outcome in (Outcome.CRASHED, Outcome.HUNG):
+            return True
+        if level.outcome is Outcome.FAILED:
+            return not self.options.go_on
+        return level.outcome is Outcome.NOT_MEASURED and "late by" not in level.reason
+
+    async def _warm_up(self, report: SmokeReport) -> LevelReport | None:
+        """Send a few requests one by one; return a level only when they failed."""
+        begun = time.monotonic()
+        prompts = [self._prompts.pool(0), self._prompts.pool(0)]
+        if report.wanted[0] > 1:
+            prompts += [self._prompts.pool(index) for index in (1, 2, 3)]
+        jobs = [self._job(report.info, prompt) for prompt in prompts]
+        startup = self.options.startup_s
+        raw = await self._run_level("warmup", 1, jobs, report, Limits(startup, startup))
+        level, requests = self._measure(raw, report)
+        level.concurrency = report.wanted[0]
+        level.phase = "warm-up"
+        self._raise_bad_request(report.info, requests)
+        if not self._book.foreign:
+            self._book.check_repeat(requests)
+            self._book.learn(requests)
+        self._book.judge(level, requests)
+        self._book.loops_first = None
+        report.warmup_s = time.monotonic() - begun
+        await self._confirm(level, raw, report)
+        if self._interrupted.is_set():
+            return None
+        return None if level.outcome is Outcome.PASSED or not _is_final(level) else level
+
+    def _raise_bad_request(self, info: ServerInfo, requests: list[Request]) -> None:
+        for request in requests:
+            if request.failure == "wrong-key":
+                raise wrong_key(self.options.endpoint, request.status)
+            if request.failure == "not-found":
+                raise UsageError(
+                    f"the server does not know {ROUTES[info.api]} or the model "
+                    f"'{info.model or 'default'}': {request.detail}",
+                    next_step="name the model with --model, or the API with --api",
+                    code="not-found",
+                    subject=self.options.endpoint.url,
+                )
+
+    async def _drive(self, report: SmokeReport, concurrency: int, phase: str) -> LevelReport:
+        """Run one level with its idle time, and judge it."""
+        if self._descriptors < concurrency + 16:
+            return LevelReport(
+                concurrency,
+                Outcome.NOT_MEASURED,
+                f"this machine allows {self._descriptors} open files and the level needs "
+                f"{concurrency + 16}; raise the hard limit (ulimit -Hn)",
+                phase,
+                self.profile.name,
+            )
+        count = self.profile.requests(concurrency, self.options.requests)
+        name = f"{phase}{concurrency}"
+        self._on_event("level", {"concurrency": concurrency, "phase": phase, "requests": count})
+        before = await read_metrics(self.options.endpoint) if self._reads_metrics(report) else None
+
+        def make_job(index: int) -> Job:
+            return self._job(report.info, self._prompt(report.info, phase, name, index))
+
+        limits = Limits(self.options.stall_s, max(self.options.startup_s, self.options.stall_s))
+        raw = await self._run_level(name, concurrency, (count, make_job), report, limits)
+        level, requests = self._measure(raw, report)
+        level.phase = phase
+        level.profile = self.profile.name
+        self._book.judge(level, requests)
+        if level.outcome is Outcome.PASSED and not self._book.foreign:
+            self._book.learn(requests)
+        await self._confirm(level, raw, report)
+        if level.outcome in (Outcome.PASSED, Outcome.FAILED):
+            await self._stay_idle(level)
+        if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
+            level.server = _metrics_change(before, await read_metrics(self.options.endpoint))
+        self._on_event("level-end", {"level": level})
+        return level
+
+    def _reads_metrics(self, report: SmokeReport) -> bool:
+        return report.info.kind != "unknown" or report.info.metrics
+
+    def _prompt(self, info: ServerInfo, phase: str, name: str, index: int) -> Prompt:
+        shapes = self.options.shapes
+        if phase == "mixed" and not shapes:
+            shapes = (*MIXED, "constrained") if info.grammar else MIXED
+        if shapes:
+            shape = shapes[index % len(shapes)]
+            if shape != "plain":
+                return self._prompts.shaped(shape, name, index)
+        every = self.profile.check_every
+        if index % every == 0:
+            return self._prompts.pool(index // every % self.profile.pool)
+        return self._prompts.fresh(name, index)
+
+    def _job(self, info: ServerInfo, prompt: Prompt) -> Job:
+        body = request_body(info, prompt, self.tokens)
+        request = self.options.endpoint.request("POST", ROUTES[info.api], body)
+        abort = ABORT_AFTER_CHUNKS if prompt.shape == "abort" else 0
+        return Job(prompt, request, self.tokens, abort)
+
+    async def _run_level(
+        self,
+        name: str,
+        concurrency: int,
+        jobs: list[Job] | tuple[int, Callable[[int], Job]],
+        report: SmokeReport,
+        limits: Limits,
+    ) -> RawLevel:
+        count, make = (len(jobs), jobs.__getitem__) if isinstance(jobs, list) else jobs
+        self._level = Level(
+            self.options.endpoint,
+            name,
+            concurrency,
+            count,
+            make,
+            api=report.info.api,
+            limits=limits,
+            min_seconds=0.0 if name == "warmup" else self.options.seconds,
+            on_tick=lambda raw: self._on_event("tick", {"raw": raw}),
+        )
+        if self._process_sign is not None:
+            self._level.trouble(self._process_sign)
+        if self._interrupted.is_set():
+            self._level.interrupt()
+        try:
+            return await self._level.run()
+        finally:
+            self._level = None
+
+    def _measure(self, raw: RawLevel, report: SmokeReport) -> tuple[LevelReport, list[Request]]:
+        requests = [read_request(e, report.info.api) for e in raw.exchanges if e.ended]
+        return measure(raw, requests, dict(self.options.slo)), requests
+
+    async def _confirm(self, level: LevelReport, raw: RawLevel, report: SmokeReport) -> None:
+        """Give a sign of death its meaning; a level full of errors is looked at the same way."""
+        sign = raw.sign
+        if sign is None and level.outcome is Outcome.FAILED and level.ok == 0:
+            sign = Sign("http", raw.ended_s, level.reason)
+        if sign is None:
+            return
+        self._on_event("confirm", {"sign": sign})
+        seen_s = time.monotonic()
+        probe = self._job(report.info, self._prompts.pool(0)).request
+        verdict = await confirm(
+            self.options.endpoint,
+            report.info.api,
+            probe,
+            sign,
+            lambda: self._process_sign,
+        )
+        level.sign = {
+            "source": sign.source,
+            "detail": sign.detail,
+            "at_s": round(sign.at_s - raw.started_s, 3),
+            "done_before": sum(1 for e in raw.exchanges if e.ended and e.end_s < sign.at_s - 1e-3),
+            "in_flight": sum(
+                1 for e in raw.exchanges if e.sent_s <= sign.at_s and e.end_s >= sign.at_s - 1e-3
+            ),
+            "confirmed_by": verdict.confirmed_by,
+            "confirmed_after_s": round(time.monotonic() - seen_s, 3),
+        }
+        if raw.sign is None and verdict.outcome is Outcome.FAILED:
+            return  # the level's own words are better
+        level.outcome, level.reason = verdict.outcome, verdict.reason
+
+    async def _stay_idle(self, level: LevelReport) -> None:
+        """Watch the server become idle: pools are checked then, and some servers die of it."""
+        idle_s = self.profile.idle_s if self.options.idle_s is None else self.options.idle_s
+        until = time.monotonic() + idle_s
+        while time.monotonic() < until and not self._interrupted.is_set():
+            if self._process_sign is not None:
+                break
+            await asyncio.sleep(min(0.05, idle_s))
+        if self._process_sign is not None:
+            level.outcome = Outcome.CRASHED
+            level.reason = f"after the load, while idle: {self._process_sign.detail}"
+        elif not await is_listening(self.options.endpoint):
+            level.outcome = Outcome.CRASHED
+            level.reason = (
+                f"after the load, while idle: nothing listens on port "
+                f"{self.options.endpoint.port} any more"
+            )
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[Sign], None], sign: Sign) -> None:
+    loop.call_soon_threadsafe(take, sign)
+
+
+def _is_final(level: LevelReport) -> bool:
+    """A slow client during the warm-up proves nothing; anything else ends the run."""
+    return not (level.outcome is Outcome.NOT_MEASURED and "late by" in level.reason)
+
+
+def _metrics_change(
+    before: Mapping[str, float], after: Mapping[str, float] | None
+) -> dict[str, Any]:
+    change: dict[str, Any] = {
+        "before": dict(before),
+        "after": None if after is None else dict(after),
+    }
+    if after is not None:
+        for name in ("retractions", "generation_tokens"):
+            if name in before and name in after:
+                change[name] = after[name] - before[name]
+    return change
+
+
+def _add_findings(report: SmokeReport, book: Book) -> None:
+    subject = report.options.endpoint.url
+    measured = [level for level in report.all_levels if level.requests]
+    if not book.deterministic:
+        report.findings.append(
+            Finding(
+                "not-deterministic",
+                subject,
+                "the same prompt gave two answers at temperature 0 without load: answers are not compared",
+            )
+        )
+    if any(level.ok and level.tokens is None for level in measured):
+        report.findings.append(
+            Finding("no-usage", subject, "the server sends no usage: token rates are not known")
+        )
+    for level in measured:
+        retracted = level.server.get("retractions")
+        if retracted:
+            report.findings.append(
+                Finding(
+                    "retractions",
+                    f"level {level.concurrency}",
+                    f"{retracted:.0f} requests were retracted and run again: the KV pool was full",
+                    "lower max-running-requests, or give the KV pool more memory",
+                )
+            )
+        if level.accept_ratio is not None and level.accept_ratio < ACCEPT_DROP:
+            report.findings.append(
+                Finding(
+                    "accept-length",
+                    f"level {level.concurrency}",
+                    f"the acceptance length is {level.accept_length:.2f}, "
+                    f"{level.accept_ratio:.0%} of the first level's",
+                    "expected where speculation is switched off by load; otherwise look at the draft",
+                )
+            )
+        if level.answers and level.answers["wrong"] and level.outcome is Outcome.PASSED:
+            report.findings.append(
+                Finding(
+                    "answer-flipped",
+                    f"level {level.concurrency}",
+                    f"{level.answers['wrong']} answers differ from their start, within the allowance "
+                    f"of {level.answers['allowed']['wrong_prompts']} prompts",
+                )
+            )
+        if level.outcome is not Outcome.PASSED:
+            report.findings.append(_level_finding(level))
+
+
+def _level_finding(level: LevelReport) -> Finding:
+    steps = {
+        Outcome.CRASHED: "read the server's log of that moment: opsctl diagnose LOG",
+        Outcome.HUNG: "dump the scheduler's stacks before anything is killed (py-spy dump)",
+        Outcome.FAILED: "",
+        Outcome.NOT_MEASURED: "nothing is claimed about the server; remove the limit and run again",
+    }
+    return Finding(
+        f"level-{level.outcome.value}",
+        f"level {level.concurrency}",
+        level.reason,
+        steps.get(level.outcome, ""),
+    )
+
+
+__all__ = ["NotMeasured", "Options", "Smoke", "SmokeReport", "run_smoke"]
