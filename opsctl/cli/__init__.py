@@ -14,6 +14,10 @@ from opsctl.errors import Interrupted, OpsctlError
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
 COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
+    "smoke": (
+        "opsctl.cli.smoke:smoke",
+        "Climb the concurrency until the server breaks; say where and why.",
+    ),
 }
 
 

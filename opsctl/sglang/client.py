@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -205,8 +205,7 @@ class Connection(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop does not subclass it
 
     def data_received(self, data: bytes) -> None:
         self.now = self.clock()
@@ -347,12 +346,24 @@ async def connect(
             timeout_s,
         )
     except TimeoutError as error:
+        if context is not None and await _answers_tcp(host, port):
+            words = f"no TLS handshake within {timeout_s:g} s: the port does not speak TLS"
+            raise ConnectFailed(Ended.TLS, words) from error
         raise ConnectFailed(Ended.UNREACHABLE, f"no connection within {timeout_s:g} s") from error
     except ssl.SSLError as error:
         raise ConnectFailed(Ended.TLS, describe_tls_error(error)) from error
     except OSError as error:
         raise ConnectFailed(_kind_of(error), describe_os_error(error)) from error
     return connection
+
+
+async def _answers_tcp(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 1.0)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 LOCAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}

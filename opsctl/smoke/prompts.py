@@ -16,18 +16,7 @@ SHAPES = ("plain", "short", "long", "prefix", "constrained", "abort")
 FIRST_ID = 3  # below are padding, begin and end in the usual vocabularies
 SAFE_VOCABULARY = 256  # ids below this exist in every vocabulary met so far
 LONG_FACTOR = 8
-SUBJECTS = [
-    "river",
-    "bridge",
-    "engine",
-    "garden",
-    "market",
-    "library",
-    "harbour",
-    "mountain",
-    "telescope",
-    "orchestra",
-]
+SUBJECTS = ("river", "bridge", "engine", "garden", "library", "harbour", "mountain", "telescope")
 TASKS = (
     "Explain in plain words how a {a} works and why it matters for a {b}.",
     "Write a short story about a {a} and a {b}.",
