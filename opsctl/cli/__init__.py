@@ -13,6 +13,14 @@ from opsctl.errors import Interrupted, OpsctlError
 
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "patch": (
+        "opsctl.cli.patch:patch",
+        "Apply, prove, revert patches of installed packages.",
+    ),
+    "speculation": (
+        "opsctl.cli.speculation:speculation",
+        "Explain how drafting stops under load.",
+    ),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "smoke": (
         "opsctl.cli.smoke:smoke",

@@ -93,13 +93,15 @@ def _inside(path: str, root: str) -> bool:
 
 
 def _prove_help(request: Data) -> str:
-    if not request.get("help_run"):
-        return ""
-    argv = [request["interpreter"], *request["help_run"]]
-    done = _run(argv, request, request["timeout_s"])
-    missing = [word for word in request["help_shows"] if word.encode() not in done.stdout]
-    if done.returncode != 0 or missing:
-        return f"{' '.join(argv)}: exit {done.returncode}, without {', '.join(missing)}: {_tail(done.stderr)}"
+    for one in request.get("help") or ():
+        argv = [request["interpreter"], *one["run"]]
+        done = _run(argv, request, request["timeout_s"])
+        missing = [word for word in one["shows"] if word.encode() not in done.stdout]
+        if done.returncode != 0 or missing:
+            without = ", ".join(missing)
+            return (
+                f"{' '.join(argv)}: exit {done.returncode}, without {without}: {_tail(done.stderr)}"
+            )
     return ""
 
 

@@ -1,0 +1,90 @@
+"""What fulfils `speculation.disable_above`: per version and set-up, or a refusal with a way out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from opsctl.domain.speculation import Means, Resolution, resolve
+
+EAGLE3 = {"speculative-algorithm": "EAGLE3", "speculative-num-steps": 7}
+
+
+def asked(
+    version: str,
+    args: dict[str, Any] | None = None,
+    *,
+    env: dict[str, str] | None = None,
+    above: int | None = 5,
+    margin: int = 1,
+    patch_fits: bool = True,
+) -> Resolution:
+    return resolve(
+        version, args if args is not None else EAGLE3, env or {}, above, margin, patch_fits
+    )
+
+
+def test_from_0_5_14_a_flag_with_a_file_does_it() -> None:
+    """Upstream's switch: the static steps up to N, none from N + 1."""
+    found = asked("0.5.15")
+
+    assert found.means is Means.FLAG
+    assert json.loads(found.config or "") == {
+        "1": {"candidate_steps": [7]},
+        "6": {"candidate_steps": [0]},
+    }
+    assert found.args["speculative-adaptive"] is True
+
+
+def test_before_it_the_patch_does_it_and_selects_the_overlap_worker() -> None:
+    """0.5.9 runs the old worker by default: the environment picks the one that can be patched."""
+    old, later = asked("0.5.9"), asked("0.5.12.post1")
+
+    assert old.patches == later.patches == ("spec-disable-v2",)
+    assert old.env == {"SGLANG_ENABLE_SPEC_V2": "1"}
+    assert later.env == {}
+    assert old.args["speculative-disable-batch-threshold"] == 5
+
+
+def test_the_margin_never_keeps_drafting_off_for_good() -> None:
+    """Off above 1 with a margin of 1 would never come back on at batch 1."""
+    found = asked("0.5.9", above=1, margin=3)
+
+    assert found.args["speculative-disable-batch-margin"] == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "env", "says"),
+    [
+        ("0.5.9", {**EAGLE3, "speculative-eagle-topk": 4}, {}, "topk"),
+        ("0.5.15", {**EAGLE3, "enable-dp-attention": True}, {}, "DP attention"),
+        ("0.5.9", {**EAGLE3, "enable-multi-layer-eagle": True}, {}, "multi-layer"),
+        ("0.5.15", {**EAGLE3, "speculative-adaptive": True}, {}, "on already"),
+        ("0.5.12.post1", {**EAGLE3, "speculative-adaptive": True}, {}, "number of steps"),
+        ("0.5.9", {"speculative-algorithm": "NGRAM"}, {}, "NGRAM"),
+        ("0.5.12.post1", EAGLE3, {"SGLANG_ENABLE_SPEC_V2": "0"}, "old worker"),
+        ("0.5.12.post1", {**EAGLE3, "disable-overlap-schedule": True}, {}, "old worker"),
+    ],
+)
+def test_set_ups_that_nothing_can_turn_off_are_refused_with_a_way_out(
+    version: str, args: dict[str, Any], env: dict[str, str], says: str
+) -> None:
+    """A refusal says why and what to change; it is never silently static."""
+    found = asked(version, args, env=env)
+
+    assert found.means is Means.REFUSED
+    assert says in found.reason
+    assert found.way_out
+
+
+def test_a_version_without_flag_and_without_patch_is_refused() -> None:
+    """0.5.13 has neither: said, not tried."""
+    assert asked("0.5.13", patch_fits=False).means is Means.REFUSED
+
+
+def test_without_a_wish_or_without_drafting_nothing_is_done() -> None:
+    """No wish, or a server that does not speculate: no argument is added."""
+    assert asked("0.5.9", above=None).means is Means.NOTHING
+    assert asked("0.5.9", {}).means is Means.NOTHING
