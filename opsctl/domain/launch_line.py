@@ -74,6 +74,14 @@ def read_launch_line(argv: tuple[str, ...]) -> LaunchLine | None:
     )
 
 
+def is_supervisor(argv: tuple[str, ...]) -> bool:
+    """Say whether argv is opsctl's own supervisor of a launched server (agent/supervisor.py)."""
+    if len(argv) != 5 or not is_python(argv[0]) or argv[1:3] != ("-I", "-S"):
+        return False
+    script = PurePosixPath(argv[3])
+    return script.name == "supervise.py" and script.parent == PurePosixPath(argv[4])
+
+
 def same_path(one: str, other: str) -> bool:
     """Compare two model paths or names as text, but for a slash at the end and doubled slashes."""
     return PurePosixPath(one) == PurePosixPath(other)

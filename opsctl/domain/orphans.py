@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from opsctl.domain.gpu import GpuHolder
-from opsctl.domain.launch_line import LaunchLine, is_python, read_title
+from opsctl.domain.launch_line import LaunchLine, is_python, is_supervisor, read_title
 from opsctl.domain.protection import Table, program_of
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
@@ -74,7 +74,7 @@ class Orphans:
         for parent in self.table.ancestors(process.pid):
             if parent.pid in self.rivals:
                 return True
-            if parent.is_dead or read_title(parent.argv):
+            if parent.is_dead or read_title(parent.argv) or is_supervisor(parent.argv):
                 continue
             return not _ADOPTERS.match(program_of(parent)) and parent.pid != 1
         return False

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from opsctl.domain.launch_line import is_supervisor
 from opsctl.facts import Process
 
 # Killing these freezes cards or sessions (dcgm-exporter#84: Xid 119/120 until the reboot).
@@ -93,6 +94,12 @@ def unit_of(cgroup: str) -> str | None:
         if element.endswith(".scope") and element not in ("init.scope",):
             return None
     return None
+
+
+def unit_path_of(cgroup: str) -> str | None:
+    """Return the cgroup path down to the service that ``unit_of`` names, or None."""
+    unit = unit_of(cgroup)
+    return None if unit is None else cgroup[: cgroup.rindex(unit) + len(unit)]
 
 
 def user_unit_of(cgroup: str) -> str | None:
@@ -182,6 +189,8 @@ def _reason(process: Process, graphics_pids: frozenset[int]) -> str | None:
         return "pid 1 of its container: stop the container instead"
     if process.is_kernel_thread:
         return "a kernel thread"
+    if is_supervisor(process.argv):
+        return "opsctl's supervisor: it records how the server ends, and ends with it"
     if process.pid in graphics_pids:
         return "draws on the GPU (type G)"
     named = PROTECTED_PROGRAMS.get(program_of(process))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opsctl.domain.gpu import GpuHolder
-from opsctl.domain.launch_line import LaunchLine, read_launch_line, read_title
+from opsctl.domain.launch_line import LaunchLine, is_supervisor, read_launch_line, read_title
 from opsctl.domain.orphans import Claim, Orphans
 from opsctl.domain.process import (
     Ambiguity,
@@ -99,6 +99,8 @@ class _Judge:
 
     def _direct_proof(self, process: Process) -> str | None:
         server = self.server
+        if is_supervisor(process.argv):
+            return None
         if server.is_recorded(process):
             return "named by the launch record"
         if in_unit(server, process):

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from opsctl.domain.process import Ambiguity, Judged, ProcessClass, Selection, describe
-from opsctl.domain.protection import Table, owner_of, program_of, unit_of, user_unit_of
+from opsctl.domain.protection import (
+    Table,
+    owner_of,
+    program_of,
+    unit_of,
+    unit_path_of,
+    user_unit_of,
+)
 from opsctl.errors import SafetyRefusal, UsageError
 from opsctl.facts import Process
 from opsctl.output import Finding
@@ -176,7 +183,7 @@ def own_units(selection: Selection, table: Table) -> tuple[str, ...]:
 
 
 def _same_unit(process: Process, root: Process | None) -> bool:
-    return root is not None and unit_of(process.cgroup) == unit_of(root.cgroup) is not None
+    return root is not None and unit_path_of(process.cgroup) == unit_path_of(root.cgroup)
 
 
 def _restart_loops(

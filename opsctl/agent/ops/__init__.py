@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "procfs": (),
     "signalling": ("procfs",),
     "sockets": ("procfs",),
+    "units": (),
 }
 
 # operation -> its module, where that is not the first word of the operation's name

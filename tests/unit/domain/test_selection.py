@@ -376,3 +376,28 @@ def test_candidates_are_few() -> None:
         server(), system(*tree(), *crowd, proc(6000, 1, "x")), [hold(GPU0, 6000)], view()
     )
     assert found == sorted({*TREE_PIDS, 6000})
+
+
+def test_opsctl_s_supervisor_is_left_alone_and_no_doubt() -> None:
+    """It carries the run's mark too; it ends with the server and writes down how."""
+    folder = "/var/lib/opsctl/runs/r1"
+    argv = ("/usr/bin/python3", "-I", "-S", f"{folder}/supervise.py", folder)
+    supervisor = proc(4000, 1, argv)
+    server_process = proc(4200, 4000, LAUNCH, session=4200)
+    orphan = title(4202, 4000, "sglang::scheduler", session=4200)
+    marked = {p: detail(p, environment_markers={"OPSCTL_RUN": "r1"}) for p in (4000, 4200)}
+
+    result = chosen(
+        system(supervisor, server_process, orphan), server=server(run_id="r1"), details=marked
+    )
+
+    assert result.pids == {4200, 4202}
+    assert not result.ambiguous
+
+
+def test_an_orphan_below_the_supervisor_is_an_orphan() -> None:
+    """The supervisor adopts what the server leaves behind; it owns no engine."""
+    folder = "/var/lib/opsctl/runs/r1"
+    supervisor = proc(4000, 1, ("python3", "-I", "-S", f"{folder}/supervise.py", folder))
+    orphan = title(4202, 4000, "sglang::scheduler_TP0")
+    assert chosen(system(supervisor, orphan), holders=[hold(GPU0, 4202)]).pids == {4202}

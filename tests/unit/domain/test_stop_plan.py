@@ -135,6 +135,18 @@ def test_a_unit_that_holds_only_the_server_is_stopped_as_a_unit() -> None:
     assert [finding.code for finding in plan.findings] == ["unit-restarts"]
 
 
+def test_a_unit_of_the_same_name_in_another_container_is_another_unit() -> None:
+    """The path down to the unit is compared, not its name."""
+    inside = "/lxc/129/ns/system.slice/sglang.service"
+    elsewhere = "/lxc/131/ns/system.slice/sglang.service"
+    plan = planned(
+        proc(4200, 1, LAUNCH, cgroup=inside, ns_pids=(4200, 9)),
+        proc(5200, 1, "nginx", cgroup=elsewhere, ns_pids=(5200, 9)),
+        seen_from=view(container="129"),
+    )
+    assert plan.units == ("sglang.service",)
+
+
 def test_a_unit_shared_with_others_is_not_stopped() -> None:
     """Its other processes live on, and the loop is told."""
     root = proc(4200, 1, LAUNCH, cgroup=UNIT)
