@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "opsctl.cli.speculation:speculation",
         "Explain how drafting stops under load.",
     ),
+    "diagnose": ("opsctl.cli.diagnose:diagnose_command", "Say what went wrong in a log."),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "smoke": (
         "opsctl.cli.smoke:smoke",

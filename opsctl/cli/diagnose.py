@@ -1,0 +1,156 @@
+"""``opsctl diagnose``: say what went wrong in a log."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from opsctl.cli.app import App, command, emit
+from opsctl.errors import ConfigError, UsageError
+from opsctl.output import Document, Finding
+
+if TYPE_CHECKING:
+    from opsctl.domain.crash import Context, Diagnosis
+
+EXIT_CODES = {"healthy": 0, "notice": 0, "fault": 20, "unknown": 21}
+"""20 = looked, and it is bad; 21 = could not tell. Not 60: that is the code of the command that saw the
+server die, and a log that is read here may be days old."""
+
+
+@command("diagnose")
+@click.argument("source", metavar="LOG|RUN|-")
+@click.option(
+    "--level", type=click.IntRange(min=1), help="Concurrency at which it failed, in requests."
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(min=1),
+    help="Draft tokens per request, if the log lacks them.",
+)
+@click.option(
+    "--context-length",
+    type=click.IntRange(min=1),
+    help="Context length in tokens, if the log lacks it.",
+)
+@click.option(
+    "--threshold", type=click.IntRange(min=0), help="Speculation is off above this many requests."
+)
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor parallel size, if the log lacks it.")
+def diagnose_command(
+    app: App,
+    source: str,
+    level: int | None,
+    draft_tokens: int | None,
+    context_length: int | None,
+    threshold: int | None,
+    tp: int | None,
+) -> int:
+    """Say what went wrong in a log of SGLang (or vLLM), or in the log of a run.
+
+    LOG is any log file: plain, .gz, output of journalctl, docker or dmesg, a captured stream; - is stdin.
+    Exit code 0: nothing abnormal, or only a notice; 20: a fault was found; 21: could not tell.
+
+    \b
+    Examples:
+      opsctl diagnose /var/log/sglang.log
+      journalctl -u opsctl-glm5 -o short-iso | opsctl diagnose -
+    """
+    from opsctl.domain.crash import Context, Launch
+
+    launch = Launch(
+        draft_tokens=draft_tokens, context_length=context_length, threshold=threshold, tp=tp
+    )
+    found = read_and_diagnose(app, source, Context(level=level, launch=launch))
+    return emit(app, make_document(source, found), lambda: describe(source, found))
+
+
+def read_and_diagnose(app: App, source: str, context: Context) -> Diagnosis:
+    """Diagnose a file, standard input, or the log that the ledger keeps for a run."""
+    from opsctl.domain.crash import diagnose
+    from opsctl.sglang.log import open_log, read_lines, read_records, unpack
+
+    stream: IO[bytes]
+    try:
+        if source == "-":
+            stream = unpack(sys.stdin.buffer)
+        else:
+            stream = open_log(find_log(app, source))
+        with stream:
+            return diagnose(read_records(read_lines(stream)), context)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {source}: {error.strerror or error}", code="unreadable", subject=source
+        ) from error
+
+
+def find_log(app: App, source: str) -> Path:
+    """Return the log that ``source`` names: a file, or a run whose log was kept in the state folder."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raise UsageError(
+            f"{source} is a folder", next_step="name one log file, or - for stdin", subject=source
+        )
+    if path.exists():
+        return path
+    if "/" not in source and (kept := _log_of_run(app, source)) is not None:
+        return kept
+    raise UsageError(
+        f"there is no file and no run {source!r}",
+        next_step="give a log file, - for stdin, or a run of `opsctl history`",
+        code="no-such-log",
+        subject=source,
+    )
+
+
+def _log_of_run(app: App, run: str) -> Path | None:
+    from opsctl.cli.app import _default_state_dir
+
+    folder = (app.state_dir or _default_state_dir()) / "runs" / run
+    for name in ("server.log", "server.log.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def make_document(source: str, found: Diagnosis) -> Document:
+    """Return the result document of one diagnosis."""
+    severity = found.severity
+    findings = []
+    if severity != "healthy":
+        findings.append(
+            Finding(found.category or "", source, found.explanation, "; ".join(found.next[:1]))
+        )
+    outcome = found.category or "healthy"
+    return Document(
+        "diagnose", outcome, EXIT_CODES[severity], findings=findings, data=found.as_data()
+    )
+
+
+def describe(source: str, found: Diagnosis) -> str:
+    """Return the diagnosis as the text that a person reads."""
+    if found.category is None:
+        return f"healthy: {found.explanation}"
+    rows = [f"{found.category}  (confidence {found.confidence:.2f})"]
+    if found.first_record:
+        place = f"{source}:{found.line}" if found.line else source
+        rows.append(f"  first record  {place}\n                {found.first_record}")
+    if found.sizes is not None:
+        rows += [f"  sizes         {meaning}" for meaning in found.sizes.meanings]
+    if found.noticed_in:
+        rows.append(f"  noticed in    {found.noticed_in}")
+    others = [first for first in found.ranks if first.rank is not None and first.line != found.line]
+    for first in others[:8]:
+        rows.append(f"  {first.rank:<13} line {first.line}: {first.text[:140]}")
+    if len(others) > 8:
+        rows.append(f"                and {len(others) - 8} more ranks")
+    if found.last_batch:
+        rows.append(f"  last batch    {found.last_batch[:200]}")
+    if found.also:
+        rows.append(f"  also seen     {', '.join(found.also)}")
+    rows += [f"  next          {step}" for step in found.next]
+    if found.signature:
+        rows.append(f"  signature     {found.signature}")
+    return "\n".join(rows)

@@ -1,0 +1,441 @@
+"""Collect the evidence of a log, record by record, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from opsctl.domain.crash.launch import read_launch, read_stage
+from opsctl.domain.crash.model import Activity, Evidence, Kind, Launch, Record
+from opsctl.domain.crash.rules import BENIGN, CAUSE, END, NOTICE, RULES, WANTED_STOP, WRAPPER, Rule
+from opsctl.domain.crash.streams import StreamJudge
+
+_TRACEBACK = "Traceback (most recent call last)"
+_OWNERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (owner, re.compile(pattern))
+    for owner, pattern in (
+        ("warmup", r"warm-?up error"),
+        ("detokenizer", r"Detokenizer\w* hit an exception"),
+        ("scheduler", r"Scheduler hit an exception|EngineCore (?:encountered|failed|hit)|Worker\w* (?:hit|failed)|WorkerProc hit an exception"),
+        ("tokenizer", r"Tokenizer\w* hit an exception|DataParallelController hit an exception|hit an exception"),
+        ("http", r"Exception in ASGI application|Exception in callback|Task exception was never retrieved|Error in (?:middleware|request)"),
+    )
+)  # fmt: skip
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Refused|Fault|Failure|Group)|Exception|Empty|StopIteration|Killed\w+)\b(?:: .*|:?$)"
+)
+_FRAME = re.compile(r'File "([^"]+)", (?:line \d+, )?(?:in )?(?:line \d+ in )?([\w<>.]+)')
+_STOPPING = re.compile(
+    r"KeyboardInterrupt|SystemExit|CancelledError|BrokenPipe|ConnectionReset|EOFError|ZMQError"
+)
+_DIGITS = re.compile(r"\d+")
+_STARTING = frozenset(
+    {"load_model", "load_weights", "init_memory_pool", "initialize", "capture", "capture_one_batch_size",
+     "create_weights", "init_cuda_graphs", "init_device_graphs", "profile_max_num_token", "kernel_warmup",
+     "process_weights_after_loading", "init_torch_distributed", "determine_available_memory", "profile_run",
+     "initialize_kv_caches", "init_attention_backend", "_create_buffers", "make_layers", "get_model",
+     "initialize_from_config", "_initialize_kv_caches", "load_model_and_tokenizer", "init_kv_cache"}
+)  # fmt: skip
+_SERVING = re.compile(
+    r"^(?:event_loop\w*|run_batch|forward_batch_generation|forward_(?:decode|extend|idle)|process_batch_result|execute_model|step|generate|verify|draft|run_busy_loop)$"
+)
+_OWN_CODE = ("sglang", "vllm")
+MAX_EVIDENCE = 300
+"""More distinct evidence than this is a flood; the first pieces decide."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A traceback that is being read."""
+
+    owner: str | None
+    heading: str
+    record: Record
+    newest_first: bool = False
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+    mixed: bool = False
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """One life of the server inside a log."""
+
+    launch: Launch = field(default_factory=Launch)
+    evidence: list[Evidence] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
+    after_death: Activity = field(default_factory=Activity)
+    served_after: int = 0  # line of the last stretch of work
+    ready: bool = False
+    opened: bool = False
+    stages: int = 0
+    open_stage: tuple[str, Record] | None = None
+    stopped: bool = False
+    traces: int = 0
+
+    @property
+    def began(self) -> bool:
+        """True when anything of this life was seen."""
+        return bool(self.evidence or self.ready or self.stages or self.activity.serves)
+
+    @property
+    def has_fault(self) -> bool:
+        return any(piece.weight < NOTICE for piece in self.evidence)
+
+
+class Collector:
+    """Turns records into evidence, one life of the server after the other."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = [Run()]
+        self.stream = StreamJudge()
+        self.sample: list[str] = []
+        self.lines = 0
+        self._traces: dict[str | None, Trace] = {}
+        self._current: Trace | None = None
+        self._last: Evidence | None = None
+        self._seen: dict[tuple[str, str | None, str], Evidence] = {}
+        self._known: dict[str, Rule | None] = {}
+        self._time_s: float | None = None
+        self._heading: str | None = None  # "Exception in ASGI application", before its traceback
+
+    @property
+    def run(self) -> Run:
+        return self.runs[-1]
+
+    def collect(self, records: Iterable[Record]) -> None:
+        """Read all records."""
+        for record in records:
+            self.feed(record)
+        for trace in self._traces.values():
+            if not trace.closed and trace.owner in ("scheduler", "detokenizer"):
+                self._unfinished(trace)
+
+    def feed(self, record: Record) -> None:
+        """Take one record."""
+        self.lines = record.line
+        if record.kind is Kind.ACTIVITY:
+            self._active(record)
+            return
+        if len(self.sample) < 500:
+            self.sample.append(record.body)
+        if record.time_s is not None:
+            self._time_s = record.time_s
+        if record.kind is Kind.STREAM:
+            self.stream.feed(record.body, record.line)
+            return
+        if record.kind in (Kind.LAUNCH, Kind.STAGE):
+            self._stage(record)
+            return
+        read_launch(record.body, self.run.launch)
+        self.stream.status_line(record.body, record.line)
+        self._text(record)
+
+    def _active(self, record: Record) -> None:
+        activity = record.activity
+        assert activity is not None
+        run = self.run
+        run.activity.add(activity)
+        if activity.serves:
+            run.served_after = record.line
+        if activity.decode_lines or activity.prefill_lines:
+            run.open_stage = None
+        if any(piece.weight >= END and piece.weight < NOTICE for piece in run.evidence):
+            run.after_death.add(activity)
+
+    def _stage(self, record: Record) -> None:
+        stage = read_stage(record.body) or ""
+        if stage == "launch":
+            if self.run.began:
+                self.runs.append(Run())
+                self._traces.clear()
+                self._current = None
+                self._seen.clear()
+            read_launch(record.body, self.run.launch)
+            return
+        run = self.run
+        read_launch(record.body, run.launch)
+        run.stages += 1
+        if stage == "ready":
+            run.ready, run.open_stage = True, None
+        elif stage == "open":
+            run.opened = True
+        elif stage.startswith("begin "):
+            run.open_stage = (stage[6:], record)
+        elif run.open_stage is not None and run.open_stage[0] == stage[4:]:
+            run.open_stage = None
+
+    # --- text
+
+    def _text(self, record: Record) -> None:
+        body = record.body
+        text = body.strip(" |+")
+        if not text:
+            return
+        if _TRACEBACK in body or " hit an exception" in body:
+            self._open_trace(record, text)
+            return
+        if body.startswith(("Current thread 0x", "Thread 0x")):
+            self._current = Trace("native", text, record, newest_first=True)
+        if 'File "' in text and (frame := _FRAME.search(text)) is not None:
+            if self._current is not None:
+                self._current.frames.append(_frame_name(frame[1], frame[2]))
+            return
+        trace = self._trace_of(record)
+        indented = body[:1] in " \t|"
+        is_exception = _EXCEPTION.match(text) is not None
+        if indented and trace is not None and not trace.closed and not is_exception:
+            return  # a line of source code inside a traceback
+        if is_exception:
+            self._exception(record, text, trace)
+            return
+        self._line(record, text, trace)
+
+    def _trace_of(self, record: Record) -> Trace | None:
+        key = record.rank or record.source
+        if key is not None and key in self._traces:
+            return self._traces[key]
+        return self._current
+
+    def _open_trace(self, record: Record, text: str) -> None:
+        key = record.rank or record.source
+        owner = next((name for name, pattern in _OWNERS if pattern.search(text)), None)
+        if owner is None and self._heading is not None:
+            owner = "http"
+        previous = self._current
+        chained = previous is not None and owner is None and not record.rank
+        if chained and previous is not None:
+            owner = previous.owner  # "During handling of the above exception ..."
+        trace = Trace(owner, text if owner else "", record)
+        if chained and previous is not None:
+            trace.heading = previous.heading
+        if previous is not None and not previous.closed and previous.record.rank != record.rank:
+            trace.mixed = previous.mixed = True
+        self._heading = None
+        if len(self._traces) < 256:
+            self._traces[key] = trace
+        self._current = trace
+        self.run.traces += 1
+        head = text.split(_TRACEBACK)[0]
+        rule = self._match(head)
+        if rule is not None and (rule.name in ("warmup", "detokenizer")):
+            self._add(rule, record, head.strip(" :"), trace)
+
+    def _exception(self, record: Record, text: str, trace: Trace | None) -> None:
+        if trace is not None and trace.closed and not record.rank and not record.source:
+            trace = trace if record.line - trace.record.line < 60 else None
+        open_trace = trace if trace is not None and not trace.closed else None
+        if "KeyboardInterrupt" in text[:40] and not self.run.has_fault:
+            self.run.stopped = True
+        owner = trace.owner if trace is not None else None
+        if open_trace is not None:
+            open_trace.closed = True
+        if _STOPPING.match(text.rsplit(".", 1)[-1]) and (self.run.stopped or owner == "http"):
+            return
+        if open_trace is None and BENIGN.search(text):
+            return
+        rule = self._match(text)
+        if rule is None or rule.name == "peer-gone":
+            rule = self._plain(owner, open_trace, rule)
+        if owner == "http" and rule.weight >= WRAPPER:
+            rule = _REQUEST_ERROR
+        if owner == "warmup" and rule.weight >= WRAPPER:
+            return  # the wrapper's own words; its heading was counted
+        self._add(rule, record, text, trace)
+
+    def _plain(self, owner: str | None, trace: Trace | None, matched: Rule | None) -> Rule:
+        if matched is not None and owner not in ("scheduler",):
+            return matched
+        if matched is not None:
+            return _CUT_OFF
+        if owner == "scheduler":
+            return _SCHEDULER
+        if owner == "detokenizer":
+            return _DETOKENIZER
+        if owner == "tokenizer":
+            return _TOKENIZER
+        if trace is not None and any(frame.startswith(_CORE_FRAMES) for frame in trace.frames):
+            return _TOKENIZER
+        return _UNKNOWN_ERROR
+
+    def _line(self, record: Record, text: str, trace: Trace | None) -> None:
+        if self._heading is None and "Exception in ASGI" in text:
+            self._heading = text
+            return
+        if WANTED_STOP.search(text) and not self.run.has_fault:
+            self.run.stopped = True
+            return
+        rule = self._match(text)
+        if rule is None:
+            self._append_extra(text)
+            return
+        near = trace is not None and record.line - trace.record.line < 400
+        self._add(rule, record, text, trace if near else None)
+
+    def _append_extra(self, text: str) -> None:
+        if self._last is not None and len(self._last.extra) < 8:
+            self._last.extra.append(text[:300])
+
+    def _match(self, text: str) -> Rule | None:
+        skeleton = _DIGITS.sub("0", text[:400])
+        if skeleton in self._known:
+            return self._known[skeleton]
+        rule = None
+        if BENIGN.search(text) is None:
+            rule = next((rule for rule in RULES if rule.pattern.search(text)), None)
+        if len(self._known) < 20_000:
+            self._known[skeleton] = rule
+        return rule
+
+    def _add(self, rule: Rule, record: Record, text: str, trace: Trace | None) -> None:
+        run = self.run
+        if run.stopped and (rule.weight >= 36 or "45, pid" in text):
+            return
+        if rule.weight == CAUSE and text.startswith("Possible solutions"):
+            return
+        key = (rule.name, record.rank, _DIGITS.sub("0", text[:160]))
+        known = self._seen.get(key)
+        if known is not None:
+            known.count += 1
+            return
+        if len(run.evidence) >= MAX_EVIDENCE:
+            return
+        category = self._category(rule, record, trace)
+        frames = tuple(trace.frames) if trace is not None else ()
+        if trace is not None and trace.newest_first:
+            frames = frames[::-1]
+        if record.time_s is None:
+            record = _with_time(record, self._time_s)
+        if record.rank is None and trace is not None and trace.record.rank is not None:
+            record = _with_rank(record, trace.record)
+        piece = Evidence(
+            rule.name, category, _weight(rule, category), record, text[:1500], frames,
+            trace.owner if trace else None, trace.heading if trace else "",
+            trace.mixed if trace else False, run.ready or run.activity.decode_lines > 0,
+            confidence=rule.confidence,
+        )  # fmt: skip
+        self._seen[key] = piece
+        run.evidence.append(piece)
+        self._last = piece
+
+    def _category(self, rule: Rule, record: Record, trace: Trace | None) -> str:
+        if rule.category == "cuda-oom":
+            return self._oom_category(trace)
+        if rule.category == "files":
+            return (
+                "client-limit"
+                if record.client or not self._is_server(record, trace)
+                else "server-limit"
+            )
+        if rule.name == "illegal" and "apture" in record.body and "graph" in record.body.lower():
+            return "graph-capture"
+        return rule.category
+
+    def _is_server(self, record: Record, trace: Trace | None) -> bool:
+        """True when a shortage of files is the server's: it has a stamp or its own code in the stack."""
+        if trace is not None and any(
+            "client" in frame or "bench" in frame for frame in trace.frames
+        ):
+            return False
+        return record.time is not None or (
+            trace is not None and any(frame.startswith(("base_events", "server.py", "selector_events", "http_server")) for frame in trace.frames)
+        )  # fmt: skip
+
+    def _oom_category(self, trace: Trace | None) -> str:
+        names = [frame.rsplit(":", 1)[-1] for frame in trace.frames] if trace is not None else []
+        if any(name.startswith("event_loop") for name in names):
+            return "cuda-oom-runtime"
+        if any(name in _STARTING for name in names):
+            return "cuda-oom-startup"
+        if any(_SERVING.match(name) for name in names):
+            return "cuda-oom-runtime"
+        run = self.run
+        if run.ready or run.activity.decode_lines or run.activity.prefill_lines:
+            return "cuda-oom-runtime"
+        if run.stages or run.open_stage is not None:
+            return "cuda-oom-startup"
+        if run.activity.answers_ok or (trace is not None and trace.owner == "scheduler"):
+            return "cuda-oom-runtime"
+        return "cuda-oom-startup"
+
+    def _unfinished(self, trace: Trace) -> None:
+        rule = _SCHEDULER if trace.owner == "scheduler" else _DETOKENIZER
+        if not any(
+            piece.owner == trace.owner and piece.record.line > trace.record.line
+            for piece in self.run.evidence
+        ):
+            self._add(rule, trace.record, trace.heading, trace)  # fmt: skip
+
+
+def _rule(name: str, category: str, weight: int, confidence: float) -> Rule:
+    return Rule(name, category, weight, re.compile("$^"), confidence)
+
+
+_SCHEDULER = _rule("scheduler", "scheduler-exception", WRAPPER, 0.85)
+_CUT_OFF = _rule("peer-gone", "child-died", END, 0.7)
+_DETOKENIZER = _rule("detokenizer", "detokenizer-died", WRAPPER, 0.9)
+_TOKENIZER = _rule("tokenizer", "scheduler-exception", WRAPPER + 2, 0.6)
+_REQUEST_ERROR = _rule("request-error", "unknown", 58, 0.4)
+_UNKNOWN_ERROR = _rule("unknown-error", "unknown", 56, 0.4)
+_CORE_FRAMES = (
+    "scheduler", "tp_worker", "model_runner", "schedule_batch", "engine.py", "tokenizer_manager", "core.py",
+    "gpu_model_runner", "gpu_worker", "launch_server", "server_args", "detokenizer", "data_parallel",
+    "radix_cache", "memory_pool", "model_config", "hf_transformers", "eagle", "loader", "weight_utils",
+)  # fmt: skip
+
+
+def _weight(rule: Rule, category: str) -> int:
+    if rule.category == "files" and category == "server-limit":
+        return CAUSE
+    if category == "graph-capture":
+        return WRAPPER
+    return rule.weight
+
+
+def _frame_name(path: str, function: str) -> str:
+    module = path.rsplit("/", 1)[-1]
+    if module == "__init__.py":
+        module = "/".join(path.rsplit("/", 2)[-2:])
+    return f"{module}:{function}"
+
+
+def _with_time(record: Record, time_s: float | None) -> Record:
+    return Record(
+        record.body,
+        record.line,
+        record.kind,
+        record.time,
+        time_s,
+        record.rank,
+        record.source,
+        record.client,
+    )
+
+
+def _with_rank(record: Record, owner: Record) -> Record:
+    return Record(
+        record.body, record.line, record.kind, record.time or owner.time, record.time_s, owner.rank,
+        record.source, record.client,
+    )  # fmt: skip
+
+
+def own_frames(frames: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the frames that are not of torch or of Python itself, innermost last."""
+    foreign = (
+        "_contextlib.py",
+        "module.py:",
+        "_ops.py",
+        "threading.py",
+        "runner.py",
+        "functools.py",
+        "_ops",
+        "process.py",
+        "<frozen",
+        "runpy.py",
+        "jit.py",
+        "_tensor.py",
+        "core.py:wrapper",
+    )
+    return tuple(frame for frame in frames if not frame.startswith(foreign))  # fmt: skip
