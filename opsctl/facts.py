@@ -81,10 +81,20 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG device of a GPU; its memory is v1 (NVML has no v2 there)."""
+
+    uuid: str
+    total_bytes: int | None
+    used_bytes: int | None
+    processes: tuple[GpuProcess, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as NVML shows it. None everywhere means: could not be read, and is not zero."""
 
-    uuid: str
+    uuid: str  # "unknown:INDEX" when a lost GPU does not tell
     index: int
     name: str | None
     read: GpuRead
@@ -103,7 +113,7 @@ class Gpu:
     temperature_c: int | None
     utilisation_percent: int | None
     throttle_thermal: bool | None = None
-    mig_devices: tuple[str, ...] = ()
+    mig_instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from opsctl.agent.client import Agent
-from opsctl.facts import Host, Process, ProcessDetail, ProcessId
+from opsctl.facts import (
+    Gpu,
+    GpuProcess,
+    GpuRead,
+    GpuReport,
+    Host,
+    MigInstance,
+    Process,
+    ProcessDetail,
+    ProcessId,
+)
 
 
 def read_host(agent: Agent) -> Host:
@@ -70,6 +80,43 @@ def read_device_holders(
     facts = agent.call("process.device_holders", timeout_s=timeout_s)
     held = {holder["pid"]: tuple(holder["devices"]) for holder in facts["holders"]}
     return held, tuple(facts["unreadable"])
+
+
+def read_gpus(agent: Agent, *, xids: bool = True, timeout_s: float = 10.0) -> GpuReport:
+    """Return all GPUs as NVML shows them; NVML gets ``timeout_s``, then the state is ``timeout``."""
+    request = {"xids": xids, "timeout_s": timeout_s}
+    return gpus_of(agent.call("gpu.read", request, timeout_s=timeout_s + 10.0))
+
+
+def gpus_of(facts: dict[str, Any]) -> GpuReport:
+    """Return the report of one ``gpu.read``."""
+    return GpuReport(
+        **{
+            **facts,
+            "gpus": tuple(_gpu(gpu) for gpu in facts["gpus"]),
+            "xids": _tuple(facts["xids"]),
+        }
+    )
+
+
+def _gpu(facts: dict[str, Any]) -> Gpu:
+    return Gpu(
+        **{
+            **facts,
+            "read": GpuRead(facts["read"]),
+            "processes": gpu_processes(facts["processes"]),
+            "compute_capability": _tuple(facts["compute_capability"]),
+            "mig_instances": tuple(
+                MigInstance(**{**item, "processes": gpu_processes(item["processes"])})
+                for item in facts["mig_instances"]
+            ),
+        }
+    )
+
+
+def gpu_processes(rows: list[Any] | None) -> tuple[GpuProcess, ...] | None:
+    """Return the holders in one reading of ``gpu.read`` or of an event of ``gpu.poll``."""
+    return None if rows is None else tuple(GpuProcess(*row) for row in rows)
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

@@ -190,7 +190,7 @@ def _notes(gpu: Gpu) -> list[Finding]:
         text = "this driver counts reserved memory as used (NVML memory v1)"
         notes.append(Finding("reserved-counted", gpu.uuid, text, "learn the baseline while idle"))
     if gpu.mig_enabled:
-        text = f"MIG is on, with {len(gpu.mig_devices)} instances"
+        text = f"MIG is on, with {len(gpu.mig_instances)} instances"
         notes.append(Finding("mig", gpu.uuid, text, "the whole card is judged, all instances"))
     if gpu.utilisation_percent and not gpu.processes:
         text = f"shows {gpu.utilisation_percent} % utilisation without a process"

@@ -1,0 +1,312 @@
+"""GPUs: NVML in a child process with a deadline per call, the kernel module's version, and Xid lines."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import sys
+import threading
+import time
+
+from opsctl.agent.ops import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
+    from typing import Any
+
+    from opsctl.agent.remote import Context
+
+READ_TIMEOUT_S = 10.0
+POLL_INTERVAL_S = 0.02
+MAX_STUCK = 2  # children that hang in the driver and cannot even be killed
+MAX_XIDS = 50
+
+CHILD = """\
+import marshal,os,sys,types
+i,o=os.dup(0),os.dup(1)
+os.dup2(2,1)
+def read(n):
+ b=b""
+ while len(b)<n:
+  c=os.read(i,n-len(b))
+  if not c: os._exit(0)
+  b+=c
+ return b
+def receive(): return marshal.loads(read(int(read(10))))
+def reply(value):
+ data=marshal.dumps(value)
+ data=b"%10d"%len(data)+data
+ while data: data=data[os.write(o,data):]
+def module(name,source):
+ made=types.ModuleType(name)
+ sys.modules[name]=made
+ exec(compile(source,name,"exec"),made.__dict__)
+ return made
+first=receive()
+module("pynvml",first["pynvml"])
+module("nvml",first["opsctl.agent.nvml"]).main(receive,reply)
+"""
+
+
+class Hung(Exception):
+    """NVML did not answer in time; its process was given up."""
+
+
+class Child:
+    """The process that talks to NVML; made by exec, so no descriptor of the agent (a lock) lives on in it."""
+
+    def __init__(self, sources: dict[str, bytes]) -> None:
+        self._lock = threading.Lock()
+        self._sources = sources
+        self._stuck: list[int] = []
+        self._pid = 0
+        self._in = self._out = -1
+
+    def ask(self, message: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
+        """Return the child's answer.
+
+        Raises:
+            Hung: nothing within ``timeout_s``, or earlier calls still hang.
+        """
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            try:
+                if not self._pid:
+                    self._start()
+                self._write(message)
+                size = int(self._read(10, deadline))
+                answer: dict[str, Any] = marshal.loads(self._read(size, deadline))
+                return answer
+            except BaseException:
+                self._give_up()
+                raise
+
+    def _start(self) -> None:
+        self._stuck = [pid for pid in self._stuck if not collected(pid)]
+        if len(self._stuck) >= MAX_STUCK:
+            raise Hung("%d earlier calls still hang in the driver" % len(self._stuck))
+        in_read, self._in = os.pipe()
+        self._out, out_write = os.pipe()
+        actions = [(os.POSIX_SPAWN_DUP2, in_read, 0), (os.POSIX_SPAWN_DUP2, out_write, 1)]
+        argv = [sys.executable, "-I", "-S", "-c", CHILD]
+        self._pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=actions)
+        os.close(in_read)
+        os.close(out_write)
+        self._write(self._sources)
+
+    def _write(self, message: Any) -> None:
+        data = marshal.dumps(message)
+        view = memoryview(b"%10d" % len(data) + data)
+        while view:
+            view = view[os.write(self._in, view) :]
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        data = b""
+        while len(data) < size:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                raise Hung("NVML gave no answer in time")
+            part = os.read(self._out, size - len(data))
+            if not part:
+                raise OSError(errno.EPIPE, "the process that asks NVML ended (%s)" % self._ending())
+            data += part
+        return data
+
+    def _ending(self) -> str:
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            return "unknown"
+        self._pid = 0
+        signal = status & 0x7F
+        return "signal %d" % signal if signal else "exit %d" % (status >> 8)
+
+    def _give_up(self) -> None:
+        """Kill the child; one that hangs in the driver stays, and is counted."""
+        for fd in (self._in, self._out):
+            if fd >= 0:
+                os.close(fd)
+        self._in = self._out = -1
+        if self._pid:
+            os.kill(self._pid, 9)
+            time.sleep(0.02)
+            if not collected(self._pid):
+                self._stuck.append(self._pid)
+        self._pid = 0
+
+
+def collected(pid: int) -> bool:
+    """Collect a child that has ended; tell whether it has."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def child(context: Context) -> Child:
+    names = ("pynvml", "opsctl.agent.nvml")
+    made = Child({name: context.resource(name) for name in names})
+    kept: Child = context.held.setdefault("nvml", made)
+    return kept
+
+
+def ask(context: Context, message: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
+    """Ask NVML; a hang and a crash of its process are states like any other."""
+    try:
+        return child(context).ask(message, timeout_s)
+    except Hung as problem:
+        return {"state": "timeout", "detail": "%s (%.1f s)" % (problem, timeout_s), "gpus": []}
+    except OSError as problem:
+        return {"state": "error", "detail": problem.strerror or str(problem), "gpus": []}
+
+
+def read(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return the fields of facts.GpuReport.
+
+    Request: ``timeout_s`` for NVML's answer; ``xids`` false leaves the kernel log unread.
+    """
+    found = ask(context, ("read",), request.get("timeout_s", READ_TIMEOUT_S))
+    module = module_version(procfs.read("/proc/driver/nvidia/version"))
+    library = found.pop("library_version", None)
+    if found["state"] == "mismatch":
+        found["detail"] = "%s: library %s, kernel module %s" % (
+            found["detail"],
+            library or "unknown",
+            module or "unknown",
+        )
+    name_lost_gpus(found["gpus"])
+    return {
+        "driver_version": None,
+        "cuda_version": None,
+        **found,
+        "kernel_module_version": module,
+        "xids": xids() if request.get("xids", True) else None,
+    }
+
+
+def module_version(data: bytes | None) -> str | None:
+    """Return the version in /proc/driver/nvidia/version: the first word of digits and dots."""
+    first = (data or b"").partition(b"\n")[0]
+    for word in procfs.text(first).split():
+        if "." in word and all(part.isdigit() for part in word.split(".")):
+            return word
+    return None
+
+
+def name_lost_gpus(gpus: list[dict[str, Any]]) -> None:
+    """Give a GPU whose UUID NVML would not tell the one that is left over in /proc, where that is clear."""
+    nameless = [gpu for gpu in gpus if gpu["uuid"].startswith("unknown:")]
+    if len(nameless) != 1:
+        return
+    try:
+        folders = os.listdir("/proc/driver/nvidia/gpus")
+    except OSError:
+        return
+    known = {gpu["uuid"] for gpu in gpus}
+    left = []
+    for folder in folders:
+        data = procfs.read("/proc/driver/nvidia/gpus/%s/information" % folder) or b""
+        for line in procfs.text(data).splitlines():
+            name, _, value = line.partition(":")
+            uuid = value.strip()
+            if name.strip() == "GPU UUID" and "?" not in uuid and uuid not in known:
+                left.append(uuid)
+    if len(left) == 1:
+        nameless[0]["uuid"] = left[0]
+
+
+def xids() -> list[str] | None:
+    """Return the newest Xid lines of the kernel log since boot, None when it is not readable.
+
+    Source: Documentation/ABI/testing/dev-kmsg: one record per read, "prio,sequence,microseconds,flags;text".
+    """
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found: list[str] = []
+    try:
+        while True:
+            try:
+                record = os.read(fd, 8192)
+            except BlockingIOError:
+                return found[-MAX_XIDS:]
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # overwritten while we read: go on with the next
+                    continue
+                return None
+            if b"Xid" in record:
+                head, _, line = record.partition(b";")
+                seconds = int(head.split(b",")[2]) / 1e6
+                found.append("[%.3f] %s" % (seconds, procfs.text(line).splitlines()[0]))
+    finally:
+        os.close(fd)
+
+
+def poll(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Read memory until every GPU is at or below its limit and holds no compute process, or time is up.
+
+    Request: ``limits`` (UUID -> bytes), ``timeout_s``, ``interval_s``, ``call_timeout_s``.
+
+    Events:
+        one per GPU and change: ``uuid``, ``used_bytes``, ``reserved_bytes``, ``memory_version``,
+        ``processes``, ``error``, ``free``, ``clock_s``, ``elapsed_s``.
+
+    Returns:
+        ``outcome``: free, deadline, cancelled, or unreadable (then ``state`` and ``detail`` as in ``read``);
+        ``gpus``: the last event of each UUID; ``free_s``: UUID -> seconds after which it was and stayed free.
+    """
+    limits = request["limits"]
+    began = time.monotonic()
+    deadline = began + request["timeout_s"]
+    last: dict[str, dict[str, Any]] = {}
+    free_s: dict[str, float] = {}
+    outcome, state, detail = "deadline", "ok", None
+    while True:
+        found = ask(
+            context, ("memory", list(limits)), request.get("call_timeout_s", READ_TIMEOUT_S)
+        )
+        if found["state"] != "ok":
+            outcome, state, detail = "unreadable", found["state"], found["detail"]
+            break
+        elapsed_s = time.monotonic() - began
+        for uuid, gpu in found["gpus"].items():
+            gpu["free"] = is_free(gpu, limits[uuid])
+            if gpu["free"]:
+                free_s.setdefault(uuid, elapsed_s)
+            else:
+                free_s.pop(uuid, None)
+            if uuid not in last or any(last[uuid][key] != gpu[key] for key in gpu):
+                last[uuid] = dict(gpu, uuid=uuid, clock_s=time.time(), elapsed_s=elapsed_s)
+                context.emit(last[uuid])
+        if len(free_s) == len(limits):
+            outcome = "free"
+            break
+        if context.cancelled.wait(request.get("interval_s", POLL_INTERVAL_S)):
+            outcome = "cancelled"
+            break
+        if time.monotonic() >= deadline:
+            break
+    return {
+        "outcome": outcome,
+        "state": state,
+        "detail": detail,
+        "gpus": list(last.values()),
+        "free_s": free_s,
+        "elapsed_s": time.monotonic() - began,
+    }
+
+
+def is_free(gpu: dict[str, Any], limit_bytes: int) -> bool:
+    """Tell whether the client's condition holds; what could not be read is never free."""
+    if gpu["used_bytes"] is None or gpu["processes"] is None:
+        return False
+    holders = [process for process in gpu["processes"] if process[1] != "G"]
+    return gpu["used_bytes"] <= limit_bytes and not holders
+
+
+OPERATIONS = {"read": read, "poll": poll}
