@@ -8,7 +8,7 @@ import pytest
 
 from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, MemoryState, resolve_gpus
 from opsctl.domain.gpu_memory import judge_memory
-from opsctl.facts import GpuRead
+from opsctl.facts import GpuRead, MigInstance
 
 from .tables import GPU0, GPU1, gpu, report
 
@@ -38,7 +38,12 @@ GIB = 1 << 30
         (gpu(used=10 * MIB, memory_version=1), "free", 0, "reserved-counted"),
         (gpu(read=GpuRead.LOST, used=None, error="GPU is lost"), "lost", 21, "gpu-lost"),
         (gpu(read=GpuRead.UNKNOWN, used=None, error="x"), "unknown", 21, "gpu-unreadable"),
-        (gpu(used=0, mig_enabled=True, mig_devices=("MIG-1",)), "free", 0, "mig"),
+        (
+            gpu(used=0, mig_enabled=True, mig_instances=(MigInstance("MIG-1", None, None, None),)),
+            "free",
+            0,
+            "mig",
+        ),
         (gpu(used=None, mig_enabled=True), "unknown", 21, "memory-unknown"),
         (gpu(used=0, utilisation_percent=100), "free", 0, "ghost-utilisation"),
     ],
