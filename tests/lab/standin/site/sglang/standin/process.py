@@ -9,7 +9,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 STATE_DIR_VARIABLE = "NVML_LAB_DIR"
-STATE_DIR = "/run/nvml-lab"
+STATE_DIR = "/var/lib/lab-gpu"
 CHUNK_MIB = 64
 
 

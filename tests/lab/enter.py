@@ -1,0 +1,131 @@
+"""Run programs inside a lab: in its process, mount and network namespaces, with its own HOME."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.lab.errors import LabError
+from tests.lab.instance import CHECKOUT, Instance, Record
+
+
+def lab_environment(instance: Instance, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of programs in the lab."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SSH_", "LC_", "XDG_", "OPSCTL_"))
+    }
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {
+        "HOME": str(instance.home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "OPSCTL_SITE": str(instance.site_file),
+        "OPSCTL_LAB": instance.name,
+        "OPSCTL_LAB_DIR": str(instance.dir.parent),
+        "OPSCTL_LAB_CACHE": str(instance.cache),
+        "OPSCTL_LAB_INSIDE": str(instance.dir),
+    }
+    return environment | dict(extra or {})
+
+
+def enter_argv(
+    instance: Instance, record: Record, argv: Sequence[str], cwd: Path | None = None
+) -> list[str]:
+    """Return the argv that runs ``argv`` inside the lab and dies when its caller dies."""
+    where = str(cwd or Path.cwd())
+    if record.keeper_pid is None or instance.is_inside():
+        return ["env", "-C", where, "--", *argv]
+    return [
+        *("nsenter", "-t", str(record.keeper_pid), "--pid", "--mount", "--net", "--"),
+        *("setpriv", "--pdeathsig", "TERM", "env", "-C", where, "--", *argv),
+    ]
+
+
+def run_inside(
+    instance: Instance,
+    record: Record,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    stdin: bytes | None = None,
+    extra_env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``argv`` inside the lab to its end and return what it printed.
+
+    Raises:
+        subprocess.TimeoutExpired: it was killed after ``timeout_s``.
+    """
+    return subprocess.run(
+        enter_argv(instance, record, argv, cwd),
+        input=stdin if stdin is not None else b"",
+        capture_output=True,
+        timeout=timeout_s,
+        env=lab_environment(instance, extra_env),
+        check=False,
+    )
+
+
+def exec_inside(
+    instance: Instance, argv: Sequence[str], extra_env: Mapping[str, str] | None = None
+) -> None:
+    """Replace this process by ``argv``, running inside the lab."""
+    record = require_ready(instance)
+    command = enter_argv(instance, record, argv)
+    if shutil.which(command[0]) is None:
+        raise LabError(f"{command[0]} is not installed")
+    os.environ.clear()
+    os.environ.update(lab_environment(instance, {**own_environment(record), **(extra_env or {})}))
+    sys.stdout.flush()
+    os.execvp(command[0], command)
+
+
+def own_environment(record: Record) -> dict[str, str]:
+    """Return what programs need to see the GPUs of a lab without containers."""
+    if record.mode != "no-root":
+        return {}
+    from tests.lab.rootless import gpu_environment
+
+    return gpu_environment()
+
+
+def require_ready(instance: Instance) -> Record:
+    """Return the record of a lab that is up.
+
+    Raises:
+        LabError: it is not.
+    """
+    record = instance.ready_record()
+    if record is None:
+        raise LabError(
+            f"the lab {instance.name} is not up; bring it up with: python -m tests.lab up"
+        )
+    return record
+
+
+def must(argv: Sequence[str], *, timeout_s: float = 60, stdin: str | None = None) -> str:
+    """Run a tool of the machine and return its stdout; a failure is a LabError with its last words."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+        )
+    except FileNotFoundError:
+        raise LabError(f"{argv[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise LabError(f"`{' '.join(argv)}` did not end within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines()[-3:]
+        raise LabError(f"`{' '.join(argv)}` exited {done.returncode}: {' / '.join(words)}")
+    return done.stdout

@@ -1,0 +1,70 @@
+"""`python -m tests.lab gpu ...`: look at the lab's GPUs, break them, repair them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tests.lab import gpus
+from tests.lab.enter import require_ready
+from tests.lab.errors import LabError
+from tests.lab.instance import Instance
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the `gpu` command with its verbs."""
+    epilog = "faults:\n" + "".join(
+        f"  {name:27}{meaning}{f' (default {default})' if default else ''}\n"
+        for name, (_, default, meaning) in gpus.FAULTS.items()
+    )
+    gpu = commands.add_parser(
+        "gpu",
+        help="list the lab's GPUs, switch faults on and off",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = gpu.add_subparsers(required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="GPUs and the faults that are on")
+    listing.set_defaults(function=_list)
+    fault = verbs.add_parser("fault", help="switch a fault on")
+    fault.add_argument("name", choices=sorted(gpus.FAULTS), metavar="NAME")
+    fault.add_argument("--gpu", type=int, help="index; without it: all eight")
+    fault.add_argument("--value", help="MiB, Celsius, word; see `gpu --help`")
+    fault.set_defaults(function=_fault)
+    clear = verbs.add_parser("clear", help="switch faults off: all, or those named")
+    clear.add_argument("name", nargs="?", choices=sorted(gpus.FAULTS), metavar="NAME")
+    clear.add_argument("--gpu", type=int)
+    clear.set_defaults(function=_clear)
+    for verb in (listing, fault, clear):
+        verb.add_argument("--host", default="pve1", help="pve1 (default), gpu1, here, h1..hN")
+
+
+def folder_of(instance: Instance, host: str) -> Path:
+    """Return the folder of the GPUs that ``host`` owns."""
+    require_ready(instance)
+    folder = instance.gpu_dirs / host
+    if not (folder / "gpus").exists():
+        known = ", ".join(sorted(path.name for path in instance.gpu_dirs.iterdir()))
+        raise LabError(f"{host} owns no GPUs in this lab; owners: {known}")
+    return folder
+
+
+def _list(instance: Instance, options: argparse.Namespace) -> int:
+    folder = folder_of(instance, options.host)
+    for index, uuid in enumerate(gpus.uuids(folder)):
+        print(f"{index} {uuid} {gpus.NAME}")
+    for fault in gpus.read_faults(folder):
+        print("fault " + fault.line().rstrip())
+    return 0
+
+
+def _fault(instance: Instance, options: argparse.Namespace) -> int:
+    folder = folder_of(instance, options.host)
+    fault = gpus.set_fault(folder, options.name, options.gpu, options.value)
+    print(f"on: {fault.line().rstrip()}: {gpus.FAULTS[fault.name][2]}")
+    return 0
+
+
+def _clear(instance: Instance, options: argparse.Namespace) -> int:
+    gpus.clear_faults(folder_of(instance, options.host), options.name, options.gpu)
+    return 0

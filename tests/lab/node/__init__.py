@@ -1,0 +1,94 @@
+"""What makes a lab host a Proxmox node: `pct`, the containers' configurations and their root layers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.lab import gpus, software
+from tests.lab.instance import Instance
+from tests.lab.rootfs import Layer
+
+SYSTEMD_CT, PLAIN_CT = 129, 130
+
+CONTAINER_UNIT = """\
+[Unit]
+Description=PVE LXC Container: %i
+After=lab-host.service
+
+[Service]
+Type=simple
+Delegate=yes
+KillMode=mixed
+TimeoutStopSec=20s
+ExecStartPre=/usr/sbin/pct lab-mount %i
+ExecStart=/usr/bin/lxc-start -F -n %i
+ExecStopPost=-/usr/bin/umount -l /var/lib/lxc/%i/rootfs
+StandardOutput=null
+StandardError=file:/run/pve/ct-%i.stderr
+"""
+
+
+def install(layer: Layer, instance: Instance) -> None:
+    """Put the node's own files into the layer of `pve1`."""
+    layer.link("usr/sbin/pct", "/opt/lab-src/node/pct.py")
+    layer.put("etc/systemd/system/pve-container@.service", CONTAINER_UNIT)
+    layer.put("etc/pve/nodes/pve1/lxc/129.conf", container_config(instance, SYSTEMD_CT))
+    layer.put("etc/pve/nodes/pve1/lxc/130.conf", container_config(instance, PLAIN_CT))
+    layer.link("etc/pve/lxc", "nodes/pve1/lxc")
+    layer.link("etc/pve/local", "nodes/pve1")
+    layer.put("etc/lxc/default.conf", "lxc.net.0.type = empty\n")
+
+
+def shared_folders(instance: Instance) -> list[Path]:
+    """Return what every host and container sees, read only, under its path on this machine.
+
+    The cache holds the environments of real SGLang; they were made with the interpreter that runs the
+    lab, so that one is there as well when it is not the distribution's.
+    """
+    own = Path(sys.base_prefix).resolve()
+    return [instance.cache, *([] if own.is_relative_to("/usr") else [own])]
+
+
+def container_config(instance: Instance, vmid: int) -> str:
+    """Return the Proxmox configuration of a lab container."""
+    lines = [
+        "arch: amd64",
+        "cores: 2",
+        "features: nesting=1",
+        f"hostname: ct{vmid}",
+        "memory: 16384",
+        "mp0: /opt/lab-src,mp=/opt/lab-src,ro=1",
+        "mp1: /var/lib/lab-gpu,mp=/var/lib/lab-gpu",
+        *(
+            f"mp{number}: {path},mp={path},ro=1"
+            for number, path in enumerate(shared_folders(instance), 2)
+        ),
+        _network(vmid),
+        "ostype: debian",
+        f"rootfs: local:{vmid}/vm-{vmid}-disk-0.raw,size=64G",
+        "swap: 0",
+    ]
+    if vmid == SYSTEMD_CT:
+        lines += [f"dev{index}: {node}" for index, node in enumerate(gpus.NODES)]
+        lines.append("onboot: 1")
+    else:
+        lines.append("entrypoint: /usr/bin/tini -- /usr/bin/sleep infinity")
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def build_container(instance: Instance, vmid: int) -> None:
+    """Fill the layer of a container; `pct start` mounts it on the node."""
+    layer = Layer(instance.run_dir / "hosts/pve1/images" / str(vmid) / "upper", f"ct{vmid}")
+    layer.create()
+    layer.put("etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 ct{vmid}\n10.77.1.1 pve1\n")
+    layer.add_users([], "")
+    layer.put("var/lib/lab-gpu-view", "processes hidden\n")
+    if vmid == SYSTEMD_CT:
+        software.install_gpu_software(layer, instance)
+        software.install_server(layer)
+
+
+def _network(vmid: int) -> str:
+    mac = f"02:4C:77:01:01:{vmid - 100:02d}"
+    return f"net0: name=eth0,bridge=vmbr0,hwaddr={mac},ip=10.77.1.{vmid}/16,type=veth"

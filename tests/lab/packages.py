@@ -1,0 +1,70 @@
+"""The Debian packages of the lab: looked for by file, installed when root, else named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.lab.errors import LabError
+
+# package -> a file that proves it is there
+NEEDED = {
+    "openssh-server": "/usr/sbin/sshd",
+    "openssh-client": "/usr/bin/ssh-keygen",
+    "openssh-sftp-server": "/usr/lib/openssh/sftp-server",
+    "lxc": "/usr/bin/lxc-start",
+    "uidmap": "/usr/bin/newuidmap",
+    "tini": "/usr/bin/tini",
+    "iproute2": "/usr/sbin/ip",
+    "sudo": "/usr/bin/sudo",
+    "procps": "/usr/bin/ps",
+    "psmisc": "/usr/bin/fuser",
+    "systemd": "/usr/lib/systemd/systemd",
+    "dbus": "/usr/bin/dbus-daemon",
+    "python3": "/usr/bin/python3",
+    "util-linux": "/usr/bin/nsenter",
+}
+COMPILER = {"gcc": "/usr/bin/gcc", "libc6-dev": "/usr/include/stdio.h"}
+ROOTLESS = {"openssh-server": "/usr/sbin/sshd", **COMPILER}
+
+
+def missing(needed: dict[str, str]) -> list[str]:
+    """Return the packages whose file is not there."""
+    merged = needed if needed is ROOTLESS else {**needed, **COMPILER}
+    return [name for name, file in merged.items() if not Path(file).exists()]
+
+
+def install(needed: dict[str, str]) -> None:
+    """Install what is missing with apt-get, saying so first.
+
+    Raises:
+        LabError: this is not a Debian-like machine, or the installation failed.
+    """
+    wanted = missing(needed)
+    if not wanted:
+        return
+    if shutil.which("apt-get") is None:
+        raise LabError(
+            f"the lab needs {', '.join(wanted)}, and there is no apt-get to install them"
+        )
+    print(f"lab: installing Debian packages: {' '.join(wanted)}", file=sys.stderr, flush=True)
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install_argv = [*apt, "install", "-y", "--no-install-recommends", *wanted]
+    for argv in (install_argv, [*apt, "update"], install_argv):
+        done = subprocess.run(
+            argv,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode == 0 and not missing(needed):
+            return
+    words = " / ".join(done.stderr.strip().splitlines()[-2:])
+    raise LabError(f"apt-get could not install {' '.join(missing(needed))}: {words}")

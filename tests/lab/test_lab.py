@@ -1,0 +1,105 @@
+"""The lab is what it says: hosts, container, GPU memory held by processes, faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab import gpus
+from tests.lab.fixture import Lab, wait_until
+
+pytestmark = pytest.mark.lab
+
+
+def used_mib(lab: Lab, host: str, gpu: int) -> int:
+    """Ask the host's NVML, through nvidia-smi, for the memory in use."""
+    query = ["/usr/bin/nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(lab.on(host, query).stdout.split()[gpu])
+
+
+def holders(lab: Lab, host: str) -> list[str]:
+    """Return the pids that the host's NVML names."""
+    query = ["/usr/bin/nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    return lab.on(host, query).stdout.split()
+
+
+def test_gpu_memory_is_freed_by_sigkill(clean_lab: Lab) -> None:
+    """The kernel gives the memory back; nothing has to be told."""
+    with clean_lab.holding("pve1", 3, 4096, "--ignore-term") as pid:
+        assert used_mib(clean_lab, "pve1", 3) == 4096
+        assert holders(clean_lab, "pve1") == [str(pid)]
+
+        clean_lab.on("pve1", ["/usr/bin/kill", "-9", str(pid)])
+
+        wait_until(lambda: used_mib(clean_lab, "pve1", 3) == 0, 2, "memory is free")
+        assert holders(clean_lab, "pve1") == []
+
+
+def test_a_container_sees_the_nodes_memory_but_not_its_holders(clean_lab: Lab) -> None:
+    """The node names the container's process by the node's pid; the container names nobody."""
+    with clean_lab.holding("ct129", 0, 512) as inner_pid:
+        on_node = holders(clean_lab, "pve1")
+
+        assert used_mib(clean_lab, "ct129", 0) == used_mib(clean_lab, "pve1", 0) == 512
+        assert holders(clean_lab, "ct129") == []
+        status = clean_lab.on("pve1", ["/usr/bin/grep", "NSpid", f"/proc/{on_node[0]}/status"])
+        assert status.stdout.split() == ["NSpid:", on_node[0], str(inner_pid)]
+
+
+def test_the_node_sees_the_cgroup_of_proxmox(clean_lab: Lab) -> None:
+    """A process of container 129 is below lxc/129/ns, attached or started by its init."""
+    with clean_lab.holding("ct129", 0, 1):
+        attached = holders(clean_lab, "pve1")[0]
+        init = clean_lab.on("pve1", ["/usr/bin/lxc-info", "-n", "129", "-pH"]).stdout.strip()
+
+        for pid in (attached, init):
+            lines = clean_lab.on("pve1", ["/usr/bin/cat", f"/proc/{pid}/cgroup"]).stdout
+            unified = next(line for line in lines.splitlines() if line.startswith("0::"))
+            assert unified.startswith("0::/lxc/129/ns")
+
+
+def test_gpu1_is_another_machine(lab: Lab) -> None:
+    """Other boot id, other GPUs; the node's second address is the node."""
+    boot = {
+        host: lab.ssh(host, "cat /proc/sys/kernel/random/boot_id").stdout
+        for host in ("pve1", "gpu1", "10.77.1.3")
+    }
+
+    assert boot["pve1"] == boot["10.77.1.3"] != boot["gpu1"]
+    assert not set(gpus.uuids(lab.gpu_dir("pve1"))) & set(gpus.uuids(lab.gpu_dir("gpu1")))
+
+
+def test_programs_in_the_lab_have_no_route_outside(lab: Lab) -> None:
+    """Neither the control machine nor a host can leave the lab's network."""
+    for routes in (
+        lab.run(["ip", "route"]).stdout,
+        lab.on("pve1", ["/usr/sbin/ip", "route"]).stdout,
+        lab.on("ct129", ["/usr/sbin/ip", "route"]).stdout,
+    ):
+        assert routes.startswith("10.77.0.0/16")
+        assert "default" not in routes
+        assert len(routes.splitlines()) == 1
+
+
+def test_nothing_private_shows_on_the_hosts(lab: Lab) -> None:
+    """Home folders and the checkout are empty there."""
+    for path in ("/root/.ssh/id_ed25519", "/root/.bashrc", "/work/main", "/home/ops/.bashrc"):
+        assert lab.on("pve1", ["/usr/bin/test", "-e", path]).exit_code == 1
+
+
+def test_sudo_comes_in_both_kinds(lab: Lab) -> None:
+    """ops becomes root with sudo -n, asks does not."""
+    assert lab.ssh("pve1-ops", "sudo", "-n", "id", "-u").stdout == "0\n"
+
+    refused = lab.ssh("pve1-asks", "sudo", "-n", "id", "-u")
+
+    assert refused.exit_code == 1
+    assert "a password is required" in refused.stderr
+    assert lab.ssh("pve1-asks", "sudo -S id -u", stdin=b"lab\n").stdout == "0\n"
+
+
+def test_systemd_runs_in_the_container_and_units_can_be_started(lab: Lab) -> None:
+    """A transient unit in container 129 reports its exit."""
+    start = ["/usr/bin/systemd-run", "--wait", "--quiet", "/bin/sh", "-c", "exit 3"]
+
+    assert lab.on("ct129", start).exit_code == 3
+    assert lab.on("pve1", start).exit_code == 3
