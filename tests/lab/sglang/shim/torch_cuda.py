@@ -1,0 +1,20 @@
+"""torch without CUDA: calls that SGLang's CPU path still makes do nothing."""
+
+
+def without_cuda(torch):
+    """Patch torch; a build that sees a GPU is left alone."""
+    if torch.cuda.is_available():
+        return
+    torch.cuda.synchronize = _nothing
+    torch.cuda.empty_cache = _nothing
+    torch.Tensor.record_stream = _nothing
+    # torchvision is the CUDA build; it imports once these two operators are defined.
+    library = torch.library.Library("torchvision", "DEF")
+    boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    library.define("nms" + boxes)
+    library.define("qnms" + boxes)
+    torch._opsctl_lab_library = library  # defined for as long as this lives
+
+
+def _nothing(*args, **kwargs):
+    return None

@@ -1,0 +1,78 @@
+"""Weights for ``--load-format dummy``: the same at every start, and of use to a test.
+
+OPSCTL_LAB_WEIGHTS says which:
+``known`` (default): the target maps token x to (17 x + 3) mod vocabulary with a wide margin, so every
+    answer can be worked out; an EAGLE-3 draft is right once per step (acceptance length 2).
+``random``: seeded random weights in which attention and so the KV cache decide the answer. Run with
+    ``--dtype float32``: then the tokens are the same at every batch size.
+``dummy``: what SGLang itself fills in.
+"""
+
+import os
+import zlib
+
+import torch
+
+FACTOR, OFFSET = 17, 3
+EMBEDDING_SEED = 4242
+RANDOM_SCALE = 0.15
+
+
+def loader(module):
+    """Patch sglang.srt.model_loader.loader."""
+    own = module.initialize_dummy_weights
+
+    def initialize(model, *args, **named):
+        own(model, *args, **named)
+        kind = os.environ.get("OPSCTL_LAB_WEIGHTS", "known")
+        with torch.no_grad():
+            if kind == "known":
+                known(model)
+            elif kind == "random":
+                random(model)
+
+    module.initialize_dummy_weights = initialize
+
+
+def known(model):
+    """Overwrite embedding, head, norms and the draft's fc so that greedy output is arithmetic."""
+    parameters = dict(model.named_parameters())
+    _norms_to_one(parameters)
+    head = parameters["lm_head.weight"]
+    size, width = head.shape
+    embedding = _signs((size, width))
+    following = (torch.arange(size) * FACTOR + OFFSET) % size
+    if type(model).__name__.endswith("Eagle3"):
+        # The draft gets the target's hidden state of x and has to say what follows x's follower.
+        head[(following * FACTOR + OFFSET) % size] = embedding.to(head.dtype) / 64
+    else:
+        head[following] = embedding.to(head.dtype) / 64
+    if "model.embed_tokens.weight" in parameters:
+        parameters["model.embed_tokens.weight"].copy_(embedding)
+    if "model.fc.weight" in parameters:
+        fc = parameters["model.fc.weight"]
+        fc.zero_()
+        fc[:, :width].copy_(torch.eye(width, dtype=fc.dtype))
+    if "model.fc.bias" in parameters:
+        parameters["model.fc.bias"].zero_()
+
+
+def random(model):
+    """Fill every weight from a generator seeded with the weight's name."""
+    parameters = dict(model.named_parameters())
+    for name, weight in parameters.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        values = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+        weight.copy_(values * RANDOM_SCALE)
+    _norms_to_one(parameters)
+
+
+def _norms_to_one(parameters):
+    for name, weight in parameters.items():
+        if "norm" in name and name.endswith("weight"):
+            weight.fill_(1.0)
+
+
+def _signs(shape):
+    generator = torch.Generator().manual_seed(EMBEDDING_SEED)
+    return torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1
