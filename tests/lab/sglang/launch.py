@@ -51,7 +51,12 @@ def launch(
     argv += ["--model-path", str(target), "--served-model-name", models.TARGET]
     argv += ["--host", host, "--port", str(port), "--device", "cpu", "--load-format", "dummy"]
     argv += ["--random-seed", "1", "--mem-fraction-static", "0.1"]
-    argv += ["--max-total-tokens", str(MAX_TOTAL_TOKENS), "--max-running-requests", str(MAX_RUNNING)]
+    argv += [
+        "--max-total-tokens",
+        str(MAX_TOTAL_TOKENS),
+        "--max-running-requests",
+        str(MAX_RUNNING),
+    ]
     argv += ["--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph"]
     argv += ["--attention-backend", "triton" if eagle else "torch_native", "--enable-metrics"]
     if weights == "random":

@@ -40,7 +40,6 @@ def take(rank, ranks, share):
     if not entries:
         return
     import torch
-
     from opsctl_lab_cpu.hold import GpuOutOfMemory, Hold
 
     for gpu, mib in entries:

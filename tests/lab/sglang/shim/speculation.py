@@ -30,7 +30,9 @@ def build_tree(
 ):
     """Describe one chain per request: token i follows token i - 1, nobody has a sibling."""
     if topk != 1:
-        raise RuntimeError("the lab's CPU build_tree knows chains only (--speculative-eagle-topk 1)")
+        raise RuntimeError(
+            "the lab's CPU build_tree knows chains only (--speculative-eagle-topk 1)"
+        )
     if int(tree_mask_mode) != 0:
         raise RuntimeError("the lab's CPU build_tree knows the full mask only")
     batch, chain = seq_lens.numel(), num_verify_tokens
@@ -69,7 +71,5 @@ def assign_extend_cache_locs(
     req_pool_indices, req_to_token, start_offset, end_offset, batch_size, draft_token_num, device
 ):
     """Return where in the KV cache each request's new tokens go, one request after the other."""
-    ranges = zip(
-        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
-    )
+    ranges = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
     return torch.cat([req_to_token[row, start:end] for row, start, end in ranges]).to(torch.int64)
