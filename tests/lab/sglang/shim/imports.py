@@ -32,7 +32,7 @@ class Missing:
         return Missing(self.__name__ + "." + name)
 
     def __call__(self, *args, **kwargs):
-        raise RuntimeError("%s needs a GPU: the lab has no stand-in for it" % self.__name__)
+        raise RuntimeError(f"{self.__name__} needs a GPU: the lab has no stand-in for it")
 
 
 class StubModule(types.ModuleType):
