@@ -168,3 +168,4 @@ class Package:
     interpreter: str
     others: tuple[str, ...] = ()  # further installations of the same name on this host
     error: str | None = None
+    record: str | None = None  # its RECORD: the sha256 of every installed file

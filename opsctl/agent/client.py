@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from opsctl.agent import boot
 from opsctl.agent.ops import MODULES, PROVIDERS, RESOURCES
 from opsctl.agent.startup import explain_start, read_marker
-from opsctl.errors import AgentError, OpsctlError
+from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.transport.base import Channel, Transport
 
 SILENCE_S = 30.0
@@ -203,7 +203,11 @@ class RemoteAgent:
             self._check_pulse()
             lines = [] if module == "agent" else self._missing(module)
             lines.append(json.dumps(frame, separators=(",", ":")).encode())
-            self._channel.write(b"\n".join(lines) + b"\n")
+            try:
+                self._channel.write(b"\n".join(lines) + b"\n")
+            except TransportError as error:
+                self._fail(self._ended(error))
+                raise self._ended(error) from error
             self._last_sent_s = _clock_s()
 
     def _check_pulse(self) -> None:
@@ -291,7 +295,7 @@ class RemoteAgent:
         if data is None:
             return
         if data == b"" and self.hello:
-            self._fail(self._lost("the connection to the agent ended"))
+            self._fail(self._ended(None))
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -336,6 +340,18 @@ class RemoteAgent:
         with self._state:
             self._failure = self._failure or error
             self._state.notify_all()
+
+    def _ended(self, error: TransportError | None) -> OpsctlError:
+        """Return why nothing comes any more: the agent ended by itself, or the way to it broke."""
+        code = self._channel.exit_code(0.5)
+        if code is not None:
+            return self._lost(f"the agent ended (exit {code})")
+        return error or TransportError(
+            f"{self.name}: the connection broke",
+            next_step="run the command again; it looks first at what was done",
+            code="cut",
+            subject=self.name,
+        )
 
     def _lost(self, what: str) -> AgentError:
         said = self._channel.stderr_tail().decode("utf-8", "replace").strip().splitlines()

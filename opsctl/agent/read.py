@@ -12,7 +12,9 @@ from opsctl.facts import (
     GpuRead,
     GpuReport,
     Host,
+    Leftover,
     MigInstance,
+    Package,
     Process,
     ProcessDetail,
     ProcessId,
@@ -117,6 +119,35 @@ def _gpu(facts: dict[str, Any]) -> Gpu:
 def gpu_processes(rows: list[Any] | None) -> tuple[GpuProcess, ...] | None:
     """Return the holders in one reading of ``gpu.read`` or of an event of ``gpu.poll``."""
     return None if rows is None else tuple(GpuProcess(*row) for row in rows)
+
+
+def read_leftovers(
+    agent: Agent,
+    *,
+    ports: Iterable[int] = (),
+    homes: Iterable[str] = ("~",),
+    timeout_s: float = 20.0,
+) -> list[Leftover]:
+    """Return what dead servers left in the container or host that the agent runs in."""
+    request = {"ports": list(ports), "homes": list(homes)}
+    facts = agent.call("leftovers.read", request, timeout_s=timeout_s)
+    return [Leftover(**found) for found in facts["leftovers"]]
+
+
+def read_package(
+    agent: Agent,
+    interpreter: Iterable[str] | str,
+    name: str,
+    *,
+    cwd: str | None = None,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 20.0,
+) -> Package:
+    """Return the distribution ``name`` as that interpreter sees it; ``error`` says when it does not."""
+    argv = [interpreter] if isinstance(interpreter, str) else list(interpreter)
+    request = {"interpreter": argv, "name": name, "cwd": cwd, "env": env, "timeout_s": timeout_s}
+    facts = agent.call("package.read", request, timeout_s=timeout_s + 5.0)
+    return Package(**{**facts, "others": tuple(facts["others"])})
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
