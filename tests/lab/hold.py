@@ -50,7 +50,8 @@ def _file(index):
     return _files[path]
 
 
-def _capacity(index):
+def capacity_mib(index):
+    """Return how much of a GPU can be held: its memory less what the driver reserves."""
     with open(gpu_dir() + "/gpus") as table:
         for line in table:
             parts = line.rstrip("\n").split("|")
@@ -111,7 +112,7 @@ class Hold:
 
     def _free_ranges(self):
         """Yield ranges that nobody holds, from the bottom up."""
-        start, end = self._base, self._base + _capacity(self.gpu)
+        start, end = self._base, self._base + capacity_mib(self.gpu)
         own = [piece for hold in _holds for piece in hold._pieces if hold.gpu == self.gpu]
         while start < end:
             busy = [piece for piece in own if piece[0] < end and piece[1] > start]

@@ -1,20 +1,14 @@
 """What the kernel shows of a server's processes: titles, parents, GPU memory."""
 
 import ctypes
-import fcntl
 import os
 import signal
+
+from sglang.standin import hold
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-STATE_DIR_VARIABLE = "NVML_LAB_DIR"
-STATE_DIR = "/var/lib/lab-gpu"
-CHUNK_MIB = 64
-
-
-class OutOfMemory(Exception):
-    """The lab GPU has not that much left."""
 
 
 def set_title(title):
@@ -76,42 +70,8 @@ def visible_gpu(rank, base=0):
 
 
 def gpu_total_mib(gpu):
-    """Return the size of a lab GPU's memory, or None where there is no such GPU."""
+    """Return how much memory of a lab GPU can be had, or None where there is no such GPU."""
     try:
-        with open(os.path.join(_state_dir(), "gpus")) as handle:
-            for line in handle:
-                parts = line.split("|")
-                if len(parts) > 3 and parts[0].strip() == str(gpu):
-                    return int(parts[3])
-    except OSError:
-        pass
-    return None
-
-
-def hold_gpu_memory(gpu, mib):
-    """Take lab GPU memory for as long as this process lives; return the open file.
-
-    Raises:
-        OutOfMemory: if others hold too much of it.
-    """
-    total = gpu_total_mib(gpu)
-    if total is None:
+        return hold.capacity_mib(gpu)
+    except (OSError, ValueError):
         return None
-    handle = open(os.path.join(_state_dir(), "gpu%d.mem" % gpu), "r+b")  # noqa: SIM115
-    missing = mib
-    for offset in range(0, total, CHUNK_MIB):
-        length = min(CHUNK_MIB, missing, total - offset)
-        if length <= 0:
-            break
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, offset)
-        except OSError:
-            continue
-        missing -= length
-    if missing:
-        raise OutOfMemory("GPU %d lacks %d MiB of %d" % (gpu, missing, mib))
-    return handle
-
-
-def _state_dir():
-    return os.environ.get(STATE_DIR_VARIABLE) or STATE_DIR

@@ -3,7 +3,7 @@
 import os
 import time
 
-from sglang.standin import log, process
+from sglang.standin import hold, log, process
 from sglang.standin.scheduler import die
 
 GIB = 1 << 10  # MiB
@@ -19,7 +19,9 @@ class Stages:
         self.settings = settings
         self.rank = rank
         self.gpu = process.visible_gpu(rank, args.base_gpu_id or 0)
-        self.total = process.gpu_total_mib(self.gpu) or UNSEEN_GPU_MIB
+        total = process.gpu_total_mib(self.gpu)
+        self.has_gpu = total is not None
+        self.total = total or UNSEEN_GPU_MIB
         self.wanted = settings.mem_mib
         if self.wanted < 0:
             self.wanted = int(self.total * args.mem_fraction_static)
@@ -87,12 +89,12 @@ class Stages:
         seconds = self.settings.startup_s * time_share
         time.sleep(seconds)
         mib = int(self.wanted * memory_share)
-        if mib:
+        if mib and self.has_gpu:
             try:
-                self.held.append(process.hold_gpu_memory(self.gpu, mib))
-            except process.OutOfMemory as error:
+                self.held.append(hold.Hold(self.gpu, mib))
+            except hold.GpuOutOfMemory as error:
                 self._out_of_memory(error)
-            self.free -= mib
+        self.free -= mib
         return seconds
 
     def _out_of_memory(self, error):
@@ -100,9 +102,7 @@ class Stages:
             "Scheduler hit an exception: Traceback (most recent call last):\n"
             '  File "sglang/srt/model_executor/model_runner.py", line 1402, in load_model\n'
             "    self.model = self.loader.load_model(\n"
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate %.2f GiB. GPU %d has a "
-            "total capacity of %.2f GiB (%s)\n"
-            % (self.wanted / GIB, self.gpu, self.total / GIB, error)
+            "torch.OutOfMemoryError: %s\n" % error
         )
         os._exit(1)
 
