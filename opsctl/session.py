@@ -134,6 +134,15 @@ class ServerSession:
         """True only where it is proven."""
         return self.machine.one is True
 
+    def neighbours(self) -> dict[str, Server]:
+        """Return the other servers that the site places on the same host, by name."""
+        servers = self.hosts.site.servers
+        return {
+            name: server
+            for name, server in servers.items()
+            if name != self.name and server.host == self.server.host
+        }
+
     def host_names(self) -> list[str]:
         """Return the names of the hosts that this server touches, each once."""
         return list(dict.fromkeys([self.server.host, self.owner_host, self._gpu_owner()]))

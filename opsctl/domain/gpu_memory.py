@@ -150,34 +150,67 @@ def _state_of(
     if gpu.read is GpuRead.LOST:
         step = "only a reboot of the host brings it back; see the kernel log (Xid 79)"
         return MemoryState.LOST, [Finding("gpu-lost", gpu.uuid, "the GPU is lost", step)]
-    if gpu.read is not GpuRead.OK:
-        text = f"could not be read: {gpu.error or 'NVML gave no reason'}"
-        return MemoryState.UNKNOWN, [Finding("gpu-unreadable", gpu.uuid, text, "ask again as root")]
     findings = _notes(gpu)
     blocking = [view for view in holders if _blocks(view)]
-    if gpu.used_bytes is not None and gpu.used_bytes > limit:
-        return _over_the_limit(gpu, blocking, baseline, limit, findings)
-    seen_bytes = [view for view in blocking if view.holder.used_bytes]
-    if blocking and (seen_bytes or gpu.used_bytes is not None):
-        unsaid = [view for view in blocking if view.holder.used_bytes is None]
-        if unsaid and len(unsaid) == len(blocking):
-            findings.append(_unsaid(gpu, unsaid))
-            return MemoryState.UNKNOWN, findings
-        findings += [_held(gpu, view) for view in blocking]
-        return MemoryState.BUSY, findings
     if gpu.used_bytes is None:
-        text = f"NVML does not say how much memory is used ({gpu.error or 'value not available'})"
-        step = "no compute process is listed; the memory itself could not be checked"
-        if blocking:
-            step = f"compute processes are listed: {_pids(blocking)}"
-        findings.append(Finding("memory-unknown", gpu.uuid, text, step))
-        return MemoryState.UNKNOWN, findings
+        state, more = _without_a_number(gpu, blocking)
+    elif gpu.used_bytes > limit:
+        state, more = _over_the_limit(gpu, gpu.used_bytes, blocking, baseline, limit)
+    else:
+        state, more = _within_the_limit(gpu, blocking)
+    return state, findings + more
+
+
+def _without_a_number(
+    gpu: Gpu, blocking: Sequence[HolderView]
+) -> tuple[MemoryState, list[Finding]]:
+    """NVML would not say how much is used: processes and MIG instances may prove use, or freedom."""
+    if any(view.holder.used_bytes for view in blocking):
+        return MemoryState.BUSY, [_held(gpu, view) for view in blocking]
+    if gpu.mig_enabled and gpu.mig_instances:
+        return _by_instances(gpu)
+    text = f"NVML does not say how much memory is used ({gpu.error or 'value not available'})"
+    step = "no compute process is listed; the memory itself could not be checked"
+    if blocking:
+        step = f"compute processes are listed: {_pids(blocking)}"
+    elif gpu.processes is None:
+        step = "ask again on the host that owns the GPU, as root"
+    return MemoryState.UNKNOWN, [Finding("memory-unknown", gpu.uuid, text, step)]
+
+
+def _by_instances(gpu: Gpu) -> tuple[MemoryState, list[Finding]]:
+    findings: list[Finding] = []
+    states: set[MemoryState] = set()
+    for instance in gpu.mig_instances:
+        used = instance.used_bytes
+        if instance.processes or (used is not None and used > IDLE_MARGIN_BYTES):
+            states.add(MemoryState.BUSY)
+            amount = "memory" if used is None else f"{used // MIB} MiB"
+            pids = ", ".join(str(process.pid) for process in instance.processes or ())
+            text = f"instance {instance.uuid} holds {amount}" + (f": pid {pids}" if pids else "")
+            findings.append(Finding("held", gpu.uuid, text, "stop what runs on the instance"))
+        elif used is None or instance.processes is None:
+            states.add(MemoryState.UNKNOWN)
+            text = f"instance {instance.uuid} could not be read"
+            findings.append(Finding("memory-unknown", gpu.uuid, text, "ask as root on the host"))
+    for state in (MemoryState.BUSY, MemoryState.UNKNOWN):
+        if state in states:
+            return state, findings
+    return MemoryState.FREE, findings
+
+
+def _within_the_limit(
+    gpu: Gpu, blocking: Sequence[HolderView]
+) -> tuple[MemoryState, list[Finding]]:
+    if blocking and all(view.holder.used_bytes is None for view in blocking):
+        return MemoryState.UNKNOWN, [_unsaid(gpu, blocking)]
+    if blocking:
+        return MemoryState.BUSY, [_held(gpu, view) for view in blocking]
     if gpu.processes is None:
         step = "ask on the host that owns the GPU, as root"
-        text = "NVML does not list its processes"
-        findings.append(Finding("processes-unknown", gpu.uuid, text, step))
-        return MemoryState.UNKNOWN, findings
-    return MemoryState.FREE, findings
+        text = f"NVML does not list its processes ({gpu.error or 'no reason given'})"
+        return MemoryState.UNKNOWN, [Finding("processes-unknown", gpu.uuid, text, step)]
+    return MemoryState.FREE, []
 
 
 def _blocks(view: HolderView) -> bool:
@@ -200,33 +233,28 @@ def _notes(gpu: Gpu) -> list[Finding]:
 
 def _over_the_limit(
     gpu: Gpu,
+    used: int,
     blocking: Sequence[HolderView],
     baseline: Baseline | None,
     limit: int,
-    findings: list[Finding],
 ) -> tuple[MemoryState, list[Finding]]:
-    used = gpu.used_bytes or 0
     if blocking:
-        return MemoryState.BUSY, findings + [_held(gpu, view) for view in blocking]
+        return MemoryState.BUSY, [_held(gpu, view) for view in blocking]
     if gpu.processes is None:
         text = f"{used // MIB} MiB are used; NVML does not list by whom"
-        findings.append(
-            Finding("processes-unknown", gpu.uuid, text, "ask on the GPU's host as root")
-        )
-        return MemoryState.BUSY, findings
+        step = "ask on the GPU's host as root"
+        return MemoryState.BUSY, [Finding("processes-unknown", gpu.uuid, text, step)]
     unlearned_v1 = gpu.memory_version == 1 and baseline is None
     if unlearned_v1 and used <= LARGEST_RESERVED_BYTES:
         text = f"{used // MIB} MiB read as used may all be reserved memory"
         step = "record the idle card once: `opsctl gpu status --learn`"
-        findings.append(Finding("reserved-or-used", gpu.uuid, text, step))
-        return MemoryState.UNKNOWN, findings
+        return MemoryState.UNKNOWN, [Finding("reserved-or-used", gpu.uuid, text, step)]
     text = f"{used // MIB} MiB are used and no process is named (limit {limit // MIB} MiB)"
     step = (
         "the holder may be in another pid namespace or still being torn down: ask on the host "
         "that owns the GPU; when nothing holds it there, a reboot is needed"
     )
-    findings.append(Finding("memory-without-owner", gpu.uuid, text, step))
-    return MemoryState.BUSY, findings
+    return MemoryState.BUSY, [Finding("memory-without-owner", gpu.uuid, text, step)]
 
 
 def _held(gpu: Gpu, view: HolderView) -> Finding:

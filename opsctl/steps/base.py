@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opsctl.domain.fingerprint import Attempt
@@ -159,6 +160,10 @@ class StepContext:
     note: Callable[[str, Mapping[str, Any]], None] = _nothing_noted
     """Write a fact down durably inside a step (an intent, an identity), before this returns."""
     cancelled: threading.Event = field(default_factory=threading.Event)  # the first Ctrl-C sets it
+    state_dir: Path | None = None  # where idle baselines are kept; None: nothing is learned
+    live: dict[str, object] = field(
+        default_factory=dict
+    )  # what one step leaves running for the next
 
     def data_of(self, step: str) -> Mapping[str, Any]:
         """Return the data of an earlier step of this run; empty when it did not run."""

@@ -8,7 +8,7 @@ import pytest
 
 from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, MemoryState, resolve_gpus
 from opsctl.domain.gpu_memory import judge_memory
-from opsctl.facts import GpuRead, MigInstance
+from opsctl.facts import GpuProcess, GpuRead, MigInstance
 
 from .tables import GPU0, GPU1, gpu, report
 
@@ -37,7 +37,7 @@ GIB = 1 << 30
         (gpu(used=4096 * MIB, memory_version=1), "busy", 20, "memory-without-owner"),
         (gpu(used=10 * MIB, memory_version=1), "free", 0, "reserved-counted"),
         (gpu(read=GpuRead.LOST, used=None, error="GPU is lost"), "lost", 21, "gpu-lost"),
-        (gpu(read=GpuRead.UNKNOWN, used=None, error="x"), "unknown", 21, "gpu-unreadable"),
+        (gpu(read=GpuRead.UNKNOWN, used=None, error="x"), "unknown", 21, "memory-unknown"),
         (
             gpu(used=0, mig_enabled=True, mig_instances=(MigInstance("MIG-1", None, None, None),)),
             "free",
@@ -165,3 +165,27 @@ def test_a_mismatch_prints_both_versions() -> None:
     text = judge_memory(seen, []).findings[0].text
     assert "550.107" in text
     assert "550.90.07" in text
+
+
+@pytest.mark.parametrize(
+    ("instances", "state"),
+    [
+        ((MigInstance("MIG-1", 1, 10 * MIB, ()), MigInstance("MIG-2", 1, 0, ())), "free"),
+        ((MigInstance("MIG-1", 1, 9 * GIB, ()), MigInstance("MIG-2", 1, None, ())), "busy"),
+        ((MigInstance("MIG-1", 1, 0, (GpuProcess(7, "C", None),)),), "busy"),
+        ((MigInstance("MIG-1", 1, 0, ()), MigInstance("MIG-2", 1, None, None)), "unknown"),
+        ((MigInstance("MIG-1", 1, 0, None),), "unknown"),
+    ],
+)
+def test_instances_speak_for_a_card_that_does_not(
+    instances: tuple[MigInstance, ...], state: str
+) -> None:
+    """Where the card's own number is denied, each MIG instance is judged."""
+    card = gpu(used=None, read=GpuRead.UNKNOWN, mig_enabled=True, mig_instances=instances)
+    assert judge_memory(report(card), [GPU0]).gpus[0].state == state
+
+
+def test_a_card_without_numbers_but_with_a_holder_is_busy() -> None:
+    """NVML's read is 'unknown', and its process list still proves use."""
+    card = gpu(used=None, read=GpuRead.UNKNOWN, holders=[(7, 9 * GIB)])
+    assert judge_memory(report(card), [GPU0]).exit_code == 20
