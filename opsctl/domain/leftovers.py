@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from opsctl.facts import Leftover
 
-# Only these are files that a sweep may remove; a port or a unit is shown.
-REMOVABLE_KINDS = ("shm", "lock-file", "jit-lock", "tmp")
+# Only these may a sweep remove. A port or a unit is shown; a JIT lock too: a build may be under way.
+REMOVABLE_KINDS = ("shm", "lock-file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,8 @@ from opsctl.domain.protection import (
 )
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
+
+_SECRET_FLAG = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|key)$")
 
 
 class ProcessClass(StrEnum):
@@ -107,9 +110,26 @@ def candidates(
     return sorted(found)
 
 
+def masked(argv: Sequence[str]) -> list[str]:
+    """Return argv with the values of keys, tokens and passwords replaced by ``***``."""
+    shown: list[str] = []
+    hides_next = False
+    for element in argv:
+        name, equals, _ = element.partition("=")
+        is_secret = bool(_SECRET_FLAG.search(name)) and name.startswith("-")
+        if hides_next:
+            shown.append("***")
+        elif is_secret and equals:
+            shown.append(f"{name}=***")
+        else:
+            shown.append(element)
+        hides_next = is_secret and not equals and not hides_next
+    return shown
+
+
 def shorten(argv: Sequence[str], width: int = 60) -> str:
-    """Return a command line on one line, cut in the middle where it is long."""
-    text = " ".join(element for element in argv if element)
+    """Return a command line on one line, secrets masked, cut in the middle where it is long."""
+    text = " ".join(element for element in masked(argv) if element)
     if len(text) <= width:
         return text
     head = (width - 3) * 2 // 3

@@ -48,7 +48,7 @@ def result_lines(rows: Sequence[tuple[Judged, Outcome]]) -> list[str]:
 
 
 def _table(judged: Sequence[Judged]) -> list[str]:
-    rows = [("pid", "in ct", "owner", "age", "GPU MiB", "what", "why")]
+    rows: list[tuple[str, ...]] = [("pid", "in ct", "owner", "age", "GPU MiB", "what", "why")]
     rows += [_row(one) for one in judged]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["    " + "  ".join(_cells(row, widths)).rstrip() for row in rows]

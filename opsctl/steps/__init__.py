@@ -20,7 +20,7 @@ STEPS: dict[str, str] = {
     "collect": "opsctl.steps.collect:Collect",
     "stop": "opsctl.steps.stop:StopServer",
     "gpu-memory": "opsctl.steps.gpu_memory:ProveGpuMemory",
-    "sweep": "opsctl.steps.stop:Sweep",
+    "sweep": "opsctl.steps.sweep:Sweep",
     "patch": "opsctl.steps.patch:ApplyPatches",
     "launch": "opsctl.steps.launch:Launch",
     "ready": "opsctl.steps.ready:Ready",

@@ -114,6 +114,8 @@ class MemoryPoll:
     limits: dict[str, int]
     judge: Callable[[GpuReport], MemoryVerdict]
     timeout_s: float
+    stays: frozenset[int] = frozenset()  # protected holders, by NVML's pid
+    first: MemoryVerdict | None = None
     verdict: MemoryVerdict | None = None
     free_after_s: dict[str, float] = field(default_factory=dict)
     proven_at_s: float | None = None  # wall clock of the GPU host
@@ -127,7 +129,7 @@ class MemoryPoll:
         """Begin to poll in the background."""
         self._began_s = time.monotonic()
         self._end_s = self._began_s + self.timeout_s
-        self.verdict = self.judge(self.report)
+        self.first = self.verdict = self.judge(self.report)
         threading.Thread(target=self._run, daemon=True, name="memory-poll").start()
 
     def processes_are_gone(self, timeout_s: float) -> None:

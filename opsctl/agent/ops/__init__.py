@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "procfs": (),
     "signalling": ("procfs",),
     "sockets": ("procfs",),
+    "sweep": ("leftovers",),
     "units": (),
 }
 

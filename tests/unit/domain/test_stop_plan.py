@@ -197,7 +197,9 @@ def test_a_parent_that_restarts_is_told(parent: Process) -> None:
         (Leftover("port", "30000", None, 77, True), False),
         (Leftover("port", "30000", None, 77, False), False),
         (Leftover("unit", "x.service", None, None, False), False),
-        (Leftover("jit-lock", "/root/.cache/x/lock", 0, 5, False), True),
+        (Leftover("lock-file", "/run/opsctl/gpu-x.lock", None, 5, False), True),
+        (Leftover("jit-lock", "/root/.cache/x/lock", 0, None, None), False),
+        (Leftover("jit-lock", "/root/.cache/x/a.lock", 0, None, False), False),
     ],
 )
 def test_only_what_is_proven_dead_is_swept(leftover: Leftover, removes: bool) -> None:

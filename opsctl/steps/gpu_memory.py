@@ -1,0 +1,197 @@
+"""Prove that the memory of the server's GPUs is free, or say what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, GpuVerdict, MemoryVerdict
+from opsctl.domain.gpu_health import learn_baselines
+from opsctl.domain.gpu_memory import judge_memory
+from opsctl.facts import GpuReport
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.baselines import load_baselines, save_baselines
+from opsctl.steps.picture import Picture, StopSession, take_picture
+from opsctl.steps.watching import MemoryPoll
+
+POLL_KEY = "memory-poll"
+PICTURE_KEY = "stop-picture"
+NO_GPU_STATES = ("no-library", "driver-not-loaded", "no-devices")
+
+
+@dataclass(frozen=True, slots=True)
+class ProveGpuMemory:
+    """Wait until every GPU of the server's set is at its baseline and holds no compute process."""
+
+    timeout_s: float | None = None  # None: the site's stop.memory_timeout_s
+    name = "gpu-memory"
+    effect = Effect.READ
+
+    def describe(self) -> str:
+        return "prove that the server's GPU memory is free"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        limit = self._timeout_s(ctx)
+        return [f"wait up to {limit:g} s until each GPU is at its idle baseline and holds nobody"]
+
+    def run(self, ctx: StepContext) -> StepResult:
+        poll = ctx.live.pop(POLL_KEY, None)
+        if not isinstance(poll, MemoryPoll):
+            picture = picture_of(ctx)
+            if has_no_gpus(ctx, picture.report):
+                return no_gpus_result(ctx)
+            poll = start_poll(ctx, picture, self._timeout_s(ctx))
+            poll.processes_are_gone(self._timeout_s(ctx))
+        before = poll.first
+        verdict = poll.wait()
+        learned = learn(ctx, poll.report, verdict, poll.stays)
+        data = memory_data(verdict, before, poll.free_after_s)
+        data["proven_at_s"] = poll.proven_at_s
+        data["learned"] = sorted(learned)
+        data["summary"] = memory_summary(verdict)
+        good = verdict.exit_code == 0
+        return StepResult(
+            StepOutcome.UNCHANGED if good else StepOutcome.FAILED,
+            findings=tuple(verdict.all_findings),
+            data=data,
+            exit_code=verdict.exit_code,
+        )
+
+    def _timeout_s(self, ctx: StepContext) -> float:
+        wanted = ctx.server.stop.memory_timeout_s if self.timeout_s is None else self.timeout_s
+        return ctx.deadline.left(ctx.clock.now(), wanted)
+
+
+def picture_of(ctx: StepContext) -> Picture:
+    """Read everything anew."""
+    return take_picture(cast(StopSession, ctx.session))
+
+
+def has_no_gpus(ctx: StepContext, report: GpuReport) -> bool:
+    """Say whether this is a machine without NVIDIA GPUs, and the site expects none."""
+    unasked = ctx.server.gpus.expect is None and ctx.server.gpus.select == "all"
+    absent = report.state in NO_GPU_STATES and report.kernel_module_version is None
+    return unasked and absent
+
+
+def no_gpus_result(ctx: StepContext) -> StepResult:
+    text = "no nvidia kernel module is loaded there, so there is no GPU memory to prove"
+    step = "if it should have GPUs, say gpus.expect in the site file: then this is exit 21"
+    finding = Finding("no-gpus", ctx.server_name, text, step)
+    data: dict[str, Any] = {"gpus": [], "summary": "no GPUs there"}
+    return StepResult(StepOutcome.UNCHANGED, findings=(finding,), data=data)
+
+
+def judge_of(ctx: StepContext, picture: Picture) -> Callable[[GpuReport], MemoryVerdict]:
+    """Return the decision on one report, with the server's set, baselines and classes filled in."""
+    baselines = load_baselines(ctx.state_dir)
+    margin = margin_of(ctx)
+
+    def judge(report: GpuReport) -> MemoryVerdict:
+        return judge_memory(
+            report,
+            picture.uuids,
+            expect=ctx.server.gpus.expect,
+            baselines=baselines,
+            classes=picture.gpu_classes,
+            margin_bytes=margin,
+            found=picture.found,
+        )
+
+    return judge
+
+
+def margin_of(ctx: StepContext) -> int:
+    """Return the site's margin over the baseline, in bytes."""
+    return ctx.server.stop.margin_mib * MIB
+
+
+def start_poll(ctx: StepContext, picture: Picture, timeout_s: float) -> MemoryPoll:
+    """Begin to poll the server's GPUs."""
+    session = cast(StopSession, ctx.session)
+    judge = judge_of(ctx, picture)
+    limits = {card.uuid: card.limit_bytes for card in judge(picture.report).gpus}
+    poll = MemoryPoll(
+        session.gpu_agent,
+        picture.report,
+        limits,
+        judge,
+        timeout_s,
+        stays=picture.protected_gpu_pids,
+    )
+    poll.start()
+    return poll
+
+
+def learn(
+    ctx: StepContext, report: GpuReport, verdict: MemoryVerdict, stays: frozenset[int]
+) -> dict[str, Baseline]:
+    """Record what the proven idle cards use; a busy card teaches nothing."""
+    if ctx.state_dir is None:
+        return {}
+    idle = {card.uuid for card in verdict.gpus if card.state == "free"}
+    known = load_baselines(ctx.state_dir)
+    margin = min(margin_of(ctx), IDLE_MARGIN_BYTES)
+    learned = learn_baselines(report, stays, known, margin)
+    learned = {uuid: baseline for uuid, baseline in learned.items() if uuid in idle}
+    save_baselines(ctx.state_dir, cast(StopSession, ctx.session).gpu_agent.name, learned)
+    return learned
+
+
+def memory_data(
+    verdict: MemoryVerdict,
+    before: MemoryVerdict | None = None,
+    free_after_s: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the verdict as the document's data (see the output contract)."""
+    earlier = {card.uuid: card.used_bytes for card in before.gpus} if before else {}
+    cards = []
+    for card in verdict.gpus:
+        entry = card_data(card)
+        if before is not None:
+            entry["before_bytes"] = earlier.get(card.uuid)
+        if free_after_s is not None:
+            after = free_after_s.get(card.uuid)
+            entry["free_after_s"] = None if after is None else round(after, 3)
+        cards.append(entry)
+    return {"gpus": cards}
+
+
+def card_data(card: GpuVerdict) -> dict[str, Any]:
+    return {
+        "uuid": card.uuid,
+        "index": card.index,
+        "name": card.name,
+        "state": card.state.value,
+        "used_bytes": card.used_bytes,
+        "reserved_bytes": card.reserved_bytes,
+        "total_bytes": card.total_bytes,
+        "baseline_bytes": card.baseline_bytes,
+        "limit_bytes": card.limit_bytes,
+        "holders": [
+            {
+                "pid": view.holder.pid,
+                "class": view.kind,
+                "used_bytes": view.holder.used_bytes,
+                "what": view.label,
+            }
+            for view in card.holders
+        ],
+    }
+
+
+def memory_summary(verdict: MemoryVerdict) -> str:
+    """Return the verdict in half a line."""
+    states = [card.state.value for card in verdict.gpus]
+    free = states.count("free")
+    if verdict.exit_code == 0:
+        return f"proven free: {free} of {len(states)} GPUs"
+    words = [f"{states.count(s)} {s}" for s in ("busy", "lost", "unknown") if s in states]
+    return f"{free} of {len(states)} GPUs free" + (f", {', '.join(words)}" if words else "")
+
+
+def health_data(findings: list[Any]) -> list[dict[str, Any]]:
+    """Return health findings as data."""
+    return [{**asdict(item.finding), "refuses": item.refuses} for item in findings]

@@ -1,0 +1,260 @@
+"""Stop a server by identity, and look afterwards whether it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from opsctl.domain.process import Judged, ProcessClass, Selection, masked
+from opsctl.domain.protection import unit_of
+from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
+from opsctl.domain.stop_words import plan_lines
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.gpu_memory import (
+    PICTURE_KEY,
+    POLL_KEY,
+    has_no_gpus,
+    picture_of,
+    start_poll,
+)
+from opsctl.steps.picture import Picture, StopSession
+from opsctl.steps.stopping import Stopping, Timing
+from opsctl.steps.watching import MemoryPoll
+
+if TYPE_CHECKING:
+    from opsctl.agent.client import Agent
+
+FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
+MAX_ROUNDS = 3
+REBOOT = "a process in D state waits inside the kernel: no signal ends it; a reboot is needed"
+
+
+@dataclass(frozen=True, slots=True)
+class StopServer:
+    """End every process of the server, and nothing else.
+
+    ``grace_s`` is the time between TERM and KILL (None: the site's); ``hard`` begins with KILL.
+    """
+
+    grace_s: float | None = None
+    hard: bool = False
+    evict: tuple[int, ...] = ()
+    name = "stop"
+    effect = Effect.DESTROY
+    half_done = "some of the server's processes may have ended; `opsctl stop` again looks first"
+
+    def describe(self) -> str:
+        return "stop the server's processes by identity"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        picture = picture_of(ctx)
+        ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
+        plan = self._plan(ctx, picture)
+        return plan_lines(plan, kills=self.hard, grace_s=self._grace_s(ctx))
+
+    def run(self, ctx: StepContext) -> StepResult:
+        picture = self._fresh_picture(ctx)
+        plan = self._plan(ctx, picture)
+        rows: dict[int, tuple[Judged, Outcome]] = {}
+        findings = list(plan.findings)
+        timing = Timing(None, None)
+        poll = self._watch_memory(ctx, picture)
+        came_back: list[Judged] = []
+        for _ in range(MAX_ROUNDS):
+            if plan.is_empty:
+                break
+            stopping = self._stopping(ctx, picture, plan)
+            timing = _joined(timing, self._carry_out(stopping))
+            findings += stopping.findings
+            rows.update({t.pid: (t, stopping.outcomes[t.pid]) for t in plan.targets})
+            if poll is not None:
+                poll.processes_are_gone(self._memory_timeout_s(ctx))
+            if not all(outcome.is_gone for _, outcome in rows.values()):
+                break
+            picture = picture_of(ctx)
+            plan = self._plan(ctx, picture, evict=())
+            came_back = [root for root in plan.roots if is_new_server(root, rows)]
+            if came_back:
+                findings.append(_came_back(came_back))
+                break
+        if poll is not None:
+            poll.processes_are_gone(self._memory_timeout_s(ctx))
+        ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
+        return self._result(picture.selection, rows, findings, timing, came_back)
+
+    def _plan(
+        self, ctx: StepContext, picture: Picture, evict: Iterable[int] | None = None
+    ) -> StopPlan:
+        session = cast(StopSession, ctx.session)
+        chosen = self.evict if evict is None else evict
+        facts = unit_facts(session.agent, picture.selection)
+        return plan_stop(picture.selection, picture.table, chosen, facts)
+
+    def _stopping(self, ctx: StepContext, picture: Picture, plan: StopPlan) -> Stopping:
+        session = cast(StopSession, ctx.session)
+        return Stopping(
+            agent=session.owner_agent,
+            unit_agent=session.agent,
+            plan=plan,
+            boot_id=picture.boot_id,
+            grace_s=self._grace_s(ctx),
+            say=ctx.reporter.say,
+        )
+
+    def _carry_out(self, stopping: Stopping) -> Timing:
+        stopping.hold()
+        if self.hard:
+            stopping.kill()
+        else:
+            stopping.terminate()
+        return stopping.finish()
+
+    def _watch_memory(self, ctx: StepContext, picture: Picture) -> MemoryPoll | None:
+        """Begin the memory proof before the first signal, so that the first exit is in it."""
+        if has_no_gpus(ctx, picture.report):
+            return None
+        patience_s = self._grace_s(ctx) + 60.0 + self._memory_timeout_s(ctx)
+        poll = start_poll(ctx, picture, patience_s)
+        ctx.live[POLL_KEY] = poll
+        return poll
+
+    def _fresh_picture(self, ctx: StepContext) -> Picture:
+        kept = ctx.live.pop(PICTURE_KEY, None)
+        if isinstance(kept, tuple) and ctx.clock.now() - kept[0] <= FRESH_S:
+            return cast(Picture, kept[1])
+        return picture_of(ctx)
+
+    def _grace_s(self, ctx: StepContext) -> float:
+        wanted = ctx.server.stop.grace_s if self.grace_s is None else self.grace_s
+        return ctx.deadline.left(ctx.clock.now(), wanted)
+
+    def _memory_timeout_s(self, ctx: StepContext) -> float:
+        return ctx.deadline.left(ctx.clock.now(), ctx.server.stop.memory_timeout_s)
+
+    def _result(
+        self,
+        selection: Selection,
+        rows: Mapping[int, tuple[Judged, Outcome]],
+        findings: list[Finding],
+        timing: Timing,
+        came_back: list[Judged],
+    ) -> StepResult:
+        findings += trouble(rows.values())
+        data: dict[str, Any] = {
+            "processes": [process_data(judged, outcome) for judged, outcome in rows.values()]
+            + [
+                process_data(judged, Outcome.UNTOUCHED)
+                for judged in (*selection.foreign, *selection.protected)
+                if judged.pid not in rows
+            ],
+            "first_signal_s": timing.first_signal_s,
+            "last_exit_s": timing.last_exit_s,
+            "ending_s": timing.ending_s,
+            "summary": _summary(rows.values()),
+        }
+        bad = [outcome for _, outcome in rows.values() if not outcome.is_gone]
+        failed = bool(bad or came_back)
+        done = StepOutcome.DONE if rows else StepOutcome.UNCHANGED
+        return StepResult(
+            StepOutcome.FAILED if failed else done,
+            changed=bool(rows),
+            findings=tuple(findings),
+            data=data,
+            exit_code=20 if failed else 0,
+        )
+
+
+def unit_facts(agent: Agent, selection: Selection) -> list[UnitFact]:
+    """Ask systemd about the units of the server's roots, if there are any."""
+    units = {unit_of(root.process.cgroup) for root in selection.roots if root.process}
+    names = sorted(unit for unit in units if unit)
+    if not names:
+        return []
+    found = []
+    for entry in agent.call("units.show", {"units": names}, timeout_s=20.0)["units"]:
+        shown = entry["properties"]
+        main = int(shown.get("MainPID") or 0) or None
+        found.append(UnitFact(entry["unit"], shown.get("Restart") or None, main))
+    return found
+
+
+def is_new_server(root: Judged, rows: Mapping[int, tuple[Judged, Outcome]]) -> bool:
+    """Say whether a root seen after the stop is a new start, and not a worker that was left."""
+    if root.process is None or root.process.is_dead:
+        return False
+    known = {judged.process.identity for judged, _ in rows.values() if judged.process}
+    youngest = max((identity.start_ticks for identity in known), default=0)
+    return root.process.identity not in known and root.process.identity.start_ticks > youngest
+
+
+def _came_back(roots: list[Judged]) -> Finding:
+    root = roots[0]
+    parent = root.process.ppid if root.process else None
+    return Finding(
+        "restart-loop",
+        str(root.pid),
+        f"the server was started again while it was stopped: pid {root.pid}, by pid {parent}",
+        "stop what starts it (a unit with Restart=, a supervisor, a script), then run this again",
+    )
+
+
+def trouble(rows: Iterable[tuple[Judged, Outcome]]) -> list[Finding]:
+    """Return a finding for each process that is not gone, or was not the one that was planned."""
+    steps = {
+        Outcome.STUCK: ("stuck", REBOOT, "see the kernel log, then reboot; opsctl resets no GPU"),
+        Outcome.DENIED: (
+            "denied",
+            "the agent's user may not signal it",
+            "connect as root or as its owner, or set `become: sudo` on the host",
+        ),
+        Outcome.ALIVE: ("alive", "it outlived KILL", "look at its state: ps -o pid,stat,wchan -p"),
+        Outcome.RECYCLED: (
+            "recycled",
+            "its pid belongs to a younger process now, which was left alone",
+            "nothing to do",
+        ),
+        Outcome.ZOMBIE: (
+            "zombie",
+            "it is dead; its parent has not collected it",
+            "it holds no memory; it goes with its parent",
+        ),
+    }
+    found = []
+    for judged, outcome in rows:
+        if outcome in steps:
+            code, text, step = steps[outcome]
+            found.append(Finding(code, str(judged.pid), f"pid {judged.pid}: {text}", step))
+    return found
+
+
+def process_data(judged: Judged, outcome: Outcome) -> dict[str, Any]:
+    """Return one process as the document shows it (see the output contract)."""
+    process = judged.process
+    return {
+        "pid": judged.pid,
+        "ns_pid": process.ns_pids[-1] if process and process.ns_pids else None,
+        "start_ticks": process.identity.start_ticks if process else None,
+        "class": judged.kind.value,
+        "reason": judged.reason,
+        "outcome": outcome.value,
+        "user": process.user if process else None,
+        "argv": masked(process.argv) if process else None,
+        "held_bytes": judged.held_bytes if judged.holds else 0,
+    }
+
+
+def _joined(one: Timing, other: Timing) -> Timing:
+    exits = [at_s for at_s in (one.last_exit_s, other.last_exit_s) if at_s is not None]
+    return Timing(one.first_signal_s or other.first_signal_s, max(exits, default=None))
+
+
+def _summary(rows: Iterable[tuple[Judged, Outcome]]) -> str:
+    counts: dict[str, int] = {}
+    for judged, outcome in rows:
+        word = outcome.value if judged.kind is ProcessClass.MEMBER else f"evicted ({outcome.value})"
+        counts[word] = counts.get(word, 0) + 1
+    if not counts:
+        return "no process of it was running"
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
