@@ -22,6 +22,7 @@ def lab_environment(instance: Instance, extra: Mapping[str, str] | None = None) 
     }
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "HOME": str(instance.home),
         "LANG": "C.UTF-8",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -80,8 +81,9 @@ def exec_inside(
     command = enter_argv(instance, record, argv)
     if shutil.which(command[0]) is None:
         raise LabError(f"{command[0]} is not installed")
+    environment = lab_environment(instance, {**own_environment(record), **(extra_env or {})})
     os.environ.clear()
-    os.environ.update(lab_environment(instance, {**own_environment(record), **(extra_env or {})}))
+    os.environ.update(environment)
     sys.stdout.flush()
     os.execvp(command[0], command)
 

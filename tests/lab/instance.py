@@ -33,6 +33,7 @@ class Record:
     fleet: int = 0
     sshd_port: int | None = None
     seconds: float | None = None
+    sources: str = ""  # hash of the lab's own code; another one means: build anew
     missing: list[str] = field(default_factory=list)  # what this mode lacks, in words
 
 
@@ -130,6 +131,16 @@ class Instance:
             file.write(f"pid {os.getpid()} runs `{why}` since {clock} ({' '.join(sys.argv)})\n")
             file.flush()
             yield
+
+
+def hash_sources() -> str:
+    """Return a hash of what the hosts are made of, so that `up` after a change builds them anew."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        is_test = path.name.startswith(("test_", "conftest", "fixture")) or "sglang" in path.parts
+        if path.suffix in (".py", ".c", ".h") and not is_test:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def read_boot_id() -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from tests.lab import access, cgroups, gpus, hosts, kernel, nvml, packages, site
 from tests.lab.enter import run_inside
 from tests.lab.errors import LabError
-from tests.lab.instance import CHECKOUT, Instance, Record, read_boot_id
+from tests.lab.instance import CHECKOUT, Instance, Record, hash_sources, read_boot_id
 
 BUILD_S = 200
 
@@ -34,8 +34,9 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
             "the lab's containers need root; without it: python -m tests.lab up --no-root"
         )
     with instance.locked("up"):
+        wanted = ("fleet" if fleet else "hosts", fleet, hash_sources())
         record = instance.ready_record()
-        if record and (record.mode, record.fleet) == ("fleet" if fleet else "hosts", fleet):
+        if record and (record.mode, record.fleet, record.sources) == wanted:
             return record
         tear_down(instance)
         started = time.monotonic()
@@ -49,6 +50,7 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
 
 def _build(instance: Instance, fleet: int, started: float) -> Record:
     record = Record("building", "fleet" if fleet else "hosts", read_boot_id(), fleet=fleet)
+    record.sources = hash_sources()
     instance.write_record(record)
     instance.log_dir.mkdir(exist_ok=True)
     instance.cache.mkdir(parents=True, exist_ok=True)

@@ -1,72 +1,15 @@
 #!/usr/bin/python3 -IS
 """The lab node's `pct`: the real one's command line, messages and order of acts, on real LXC."""
 
-import contextlib
-import fcntl
 import os
 import re
-import subprocess
 import sys
-import time
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 import ctconf
+import pve
 import snapshots
-
-NODE = os.uname().nodename
-LOCK_DIR = "/run/lock/lxc"
-LOCK_WAIT_S = 10
-
-
-class Die(Exception):
-    """Printed to stderr as it is; pct exits with 255."""
-
-
-def is_running(vmid):
-    """A container runs while its command socket exists; so does the real check."""
-    end = f"@/var/lib/lxc/{vmid}/command"
-    with open("/proc/net/unix") as table:
-        return any(line.rstrip().endswith(end) for line in table)
-
-
-def load(vmid):
-    """Return the configuration of a container of this node."""
-    try:
-        with open(ctconf.path_of(vmid)) as file:
-            config, complaints = ctconf.parse(file.read())
-    except FileNotFoundError:
-        raise Die(f"Configuration file 'nodes/{NODE}/lxc/{vmid}.conf' does not exist") from None
-    for line in complaints:
-        sys.stderr.write(f"vm {vmid} - unable to parse config: {line}\n")
-    return config
-
-
-def refuse_locked(config):
-    """Refuse while another task holds the container's lock."""
-    if "lock" in config.settings:
-        raise Die("CT is locked ({})".format(config.settings["lock"]))
-
-
-@contextlib.contextmanager
-def config_lock(vmid):
-    """Hold the file lock under which configurations change."""
-    os.makedirs(LOCK_DIR, exist_ok=True)
-    path = f"{LOCK_DIR}/pve-config-{vmid}.lock"
-    with open(path, "a") as file:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    sys.stderr.write("trying to acquire lock...\n")
-                    told = True
-                if time.monotonic() > deadline:
-                    raise Die(f"can't lock file '{path}' - got timeout") from None
-                time.sleep(0.1)
-        yield
+from pve import Die
 
 
 def cmd_list(_vmid, _options, _rest):
@@ -77,14 +20,14 @@ def cmd_list(_vmid, _options, _rest):
     if numbers:
         print(form % ("VMID", "Status", "Lock", "Name"))
     for number in numbers:
-        settings = load(number).settings
-        state = "running" if is_running(number) else "stopped"
+        settings = pve.load(number).settings
+        state = "running" if pve.is_running(number) else "stopped"
         print(form % (number, state, settings.get("lock", ""), settings.get("hostname", "")))
 
 
 def cmd_status(vmid, options, _rest):
-    config = load(vmid)
-    state = "running" if is_running(vmid) else "stopped"
+    config = pve.load(vmid)
+    state = "running" if pve.is_running(vmid) else "stopped"
     if "verbose" not in options:
         print(f"status: {state}")
         return
@@ -93,21 +36,13 @@ def cmd_status(vmid, options, _rest):
     if "lock" in config.settings:
         facts["lock"] = config.settings["lock"]
     if state == "running":
-        facts["pid"] = init_pid(vmid)
+        facts["pid"] = pve.init_pid(vmid)
     for key in sorted(facts):
         print(f"{key}: {facts[key]}")
 
 
-def init_pid(vmid):
-    """Return the pid, on the node, of the container's init."""
-    done = subprocess.run(
-        ["lxc-info", "-n", vmid, "-p", "-H"], stdout=subprocess.PIPE, timeout=10, check=False
-    )
-    return done.stdout.decode().strip()
-
-
 def cmd_config(vmid, _options, _rest):
-    config = load(vmid)
+    config = pve.load(vmid)
     settings = dict(config.settings)
     if config.description:
         settings["description"] = config.description.rstrip("\n").replace("\n", "%0A")
@@ -119,8 +54,8 @@ def cmd_config(vmid, _options, _rest):
 
 def attach(vmid, options, argv):
     """Become lxc-attach: no shell, no quoting, no time limit."""
-    load(vmid)
-    if not is_running(vmid):
+    pve.load(vmid)
+    if not pve.is_running(vmid):
         raise Die(f"container '{vmid}' not running!")
     keep = options.get("keep-env", "1") != "0"
     command = ["lxc-attach", "-n", vmid, "--keep-env" if keep else "--clear-env"]
@@ -129,8 +64,8 @@ def attach(vmid, options, argv):
 
 
 def cmd_exec(vmid, options, rest):
-    load(vmid)
-    if is_running(vmid) and not rest:
+    pve.load(vmid)
+    if pve.is_running(vmid) and not rest:
         raise Die("missing command at /usr/share/perl5/PVE/CLI/pct.pm line 189.")
     attach(vmid, options, ["--", *rest])
 
@@ -140,52 +75,16 @@ def cmd_enter(vmid, options, _rest):
 
 
 def cmd_start(vmid, options, _rest):
-    load(vmid)
-    if is_running(vmid):
+    pve.load(vmid)
+    if pve.is_running(vmid):
         raise Die(f"CT {vmid} already running")
-    with config_lock(vmid):
-        config = load(vmid)
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
         if "skiplock" not in options:
-            refuse_locked(config)
+            pve.refuse_locked(config)
         if config.settings.get("template") == "1":
             raise Die("you can't start a CT if it's a template")
-        start(vmid, config)
-
-
-def start(vmid, config):
-    """Write LXC's configuration and start the container's unit."""
-    folder = f"/var/lib/lxc/{vmid}"
-    os.makedirs(folder, exist_ok=True)
-    os.makedirs("/run/pve", exist_ok=True)
-    try:
-        text = ctconf.lxc_config(vmid, config)
-    except FileNotFoundError as error:
-        raise Die(str(error)) from error
-    with open(folder + "/config", "w") as file:
-        file.write(text)
-    unit = f"pve-container@{vmid}"
-    subprocess.run(["systemctl", "reset-failed", unit], stderr=subprocess.DEVNULL, check=False)
-    subprocess.run(["systemctl", "start", unit], timeout=60, check=False)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if is_running(vmid) and init_pid(vmid) not in ("", "-1"):
-            return
-        if subprocess.run(["systemctl", "is-failed", "-q", unit], check=False).returncode == 0:
-            break
-        time.sleep(0.05)
-    raise Die(f"startup for container '{vmid}' failed")
-
-
-def cmd_lab_mount(vmid, _options, _rest):
-    """Mount the root file system; the container's unit calls it before each start."""
-    root = f"/var/lib/lxc/{vmid}/rootfs"
-    disk = f"/var/lib/vz/images/{vmid}"
-    if os.path.ismount(root):
-        return
-    for folder in (root, disk + "/upper", disk + "/work"):
-        os.makedirs(folder, exist_ok=True)
-    layers = f"lowerdir=/var/lib/vz/base,upperdir={disk}/upper,workdir={disk}/work"
-    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, root], check=True)
+        pve.start(vmid, config)
 
 
 def cmd_stop(vmid, options, _rest):
@@ -200,44 +99,28 @@ def cmd_shutdown(vmid, options, _rest):
 
 def stop(vmid, options, how):
     """Stop the container and wait until its command socket is gone."""
-    load(vmid)
-    if not is_running(vmid):
+    pve.load(vmid)
+    if not pve.is_running(vmid):
         raise Die(f"CT {vmid} not running")
-    with config_lock(vmid):
+    with pve.config_lock(vmid):
         if "skiplock" not in options:
-            refuse_locked(load(vmid))
-        stop_now(vmid, how)
-
-
-def stop_now(vmid, how):
-    command = ["lxc-stop", "-n", vmid, *how]
-    code = subprocess.run(command, check=False).returncode
-    if code != 0:
-        sys.stderr.write(f"command '{' '.join(command)}' failed: exit code {code}\n")
-    deadline = time.monotonic() + 10
-    while code == 0 and is_running(vmid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if is_running(vmid):
-        raise Die("container did not stop")
-    wait = time.monotonic() + 10
-    root = f"/var/lib/lxc/{vmid}/rootfs"
-    while os.path.ismount(root) and time.monotonic() < wait:
-        time.sleep(0.05)
+            pve.refuse_locked(pve.load(vmid))
+        pve.stop_now(vmid, how)
 
 
 def cmd_reboot(vmid, options, _rest):
-    load(vmid)
-    if not is_running(vmid):
+    pve.load(vmid)
+    if not pve.is_running(vmid):
         raise Die(f"VM {vmid} not running")
-    with config_lock(vmid):
-        refuse_locked(load(vmid))
-        stop_now(vmid, ["--timeout", options.get("timeout", "60")])
-        start(vmid, load(vmid))
+    with pve.config_lock(vmid):
+        pve.refuse_locked(pve.load(vmid))
+        pve.stop_now(vmid, ["--timeout", options.get("timeout", "60")])
+        pve.start(vmid, pve.load(vmid))
 
 
 def cmd_unlock(vmid, _options, _rest):
-    with config_lock(vmid):
-        config = load(vmid)
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
         if "lock" not in config.settings:
             raise Die("no lock found")
         del config.settings["lock"]
@@ -254,11 +137,11 @@ def cmd_pull(vmid, options, rest):
 
 def copy(vmid, paths, options, into):
     """Copy one file into or out of a running container."""
-    load(vmid)
-    if not is_running(vmid):
+    pve.load(vmid)
+    if not pve.is_running(vmid):
         raise Die(f"container '{vmid}' not running!")
     inside, outside = (paths[1], paths[0]) if into else (paths[0], paths[1])
-    inner = f"/proc/{init_pid(vmid)}/root{os.path.abspath(inside)}"
+    inner = f"/proc/{pve.init_pid(vmid)}/root{os.path.abspath(inside)}"
     source, target = (outside, inner) if into else (inner, outside)
     try:
         with open(source, "rb") as read, open(target, "wb") as written:
@@ -274,33 +157,33 @@ def copy(vmid, paths, options, into):
 
 
 def cmd_snapshot(vmid, options, rest):
-    with config_lock(vmid):
-        config = load(vmid)
-        refuse_locked(config)
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
+        pve.refuse_locked(config)
         snapshots.take(vmid, config, rest[0], options.get("description", ""))
 
 
 def cmd_listsnapshot(vmid, _options, _rest):
-    snapshots.show(load(vmid))
+    snapshots.show(pve.load(vmid))
 
 
 def cmd_rollback(vmid, options, rest):
-    with config_lock(vmid):
-        config = load(vmid)
-        refuse_locked(config)
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
+        pve.refuse_locked(config)
         if rest[0] not in config.snapshots:
             raise Die(f"snapshot '{rest[0]}' does not exist")
-        if is_running(vmid):
-            stop_now(vmid, ["--kill"])
+        if pve.is_running(vmid):
+            pve.stop_now(vmid, ["--kill"])
         snapshots.restore(vmid, config, rest[0])
         if options.get("start", "0") == "1":
-            start(vmid, load(vmid))
+            pve.start(vmid, pve.load(vmid))
 
 
 def cmd_delsnapshot(vmid, _options, rest):
-    with config_lock(vmid):
-        config = load(vmid)
-        refuse_locked(config)
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
+        pve.refuse_locked(config)
         if rest[0] not in config.snapshots:
             raise Die(f"snapshot '{rest[0]}' does not exist")
         snapshots.remove(vmid, config, rest[0])
@@ -324,7 +207,7 @@ VERBS = {
     "listsnapshot": (cmd_listsnapshot, 0, "listsnapshot <vmid>"),
     "rollback": (cmd_rollback, 1, "rollback <vmid> <snapname> [OPTIONS]"),
     "delsnapshot": (cmd_delsnapshot, 1, "delsnapshot <vmid> <snapname> [OPTIONS]"),
-    "lab-mount": (cmd_lab_mount, 0, "lab-mount <vmid>"),
+    "lab-mount": (lambda vmid, _options, _rest: pve.mount(vmid), 0, "lab-mount <vmid>"),
 }
 FLAGS = {"verbose", "skiplock", "current", "debug"}
 

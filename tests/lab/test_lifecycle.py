@@ -1,0 +1,139 @@
+"""`up` and `down` of a lab of its own: twice, at once, cut by SIGKILL; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import cgroups, lifecycle
+from tests.lab.instance import CHECKOUT, Instance, find_instance
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    """A lab that no other test uses, down before and after."""
+    if os.geteuid() != 0:
+        pytest.skip("a lab with hosts needs root")
+    instance = find_instance(f"cut-{os.getpid()}")
+    yield instance
+    lifecycle.down(instance)
+
+
+def start(instance: Instance, verb: str) -> subprocess.Popen[str]:
+    """Start `python -m tests.lab VERB` for the instance."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.lab", verb],
+        cwd=CHECKOUT,
+        env={**os.environ, "OPSCTL_LAB": instance.name},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def command(instance: Instance, verb: str) -> tuple[int, str]:
+    """Run `python -m tests.lab VERB` to its end."""
+    with start(instance, verb) as process:
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out + err
+
+
+def traces(instance: Instance) -> list[str]:
+    """Return what is there of the instance: processes, mounts, cgroups, files."""
+    found = [str(path) for path in cgroups.tops(instance.cgroup)]
+    found += [
+        line for line in Path("/proc/mounts").read_text().splitlines() if instance.name in line
+    ]
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(instance.dir) in process.read_bytes().decode(errors="replace"):
+                found.append(str(process))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found + ([str(instance.dir)] if instance.dir.exists() else [])
+
+
+def test_up_twice_is_quick_and_down_leaves_nothing(instance: Instance) -> None:
+    """The second `up` finds the first one's lab; after `down` nothing of it is there."""
+    assert command(instance, "up")[0] == 0
+    first = instance.ready_record()
+    started = time.monotonic()
+
+    code, text = command(instance, "up")
+
+    assert code == 0, text
+    assert time.monotonic() - started < 10
+    assert instance.ready_record() == first
+    code, text = command(instance, "down")
+    assert code == 0, text
+    assert traces(instance) == []
+
+
+def test_a_second_up_at_once_is_refused_in_one_sentence(instance: Instance) -> None:
+    """It names the first: its pid and since when."""
+    with instance.locked("up"):
+        code, text = command(instance, "up")
+
+    assert code == 1
+    assert text.startswith(
+        f"lab: the lab {instance.name} is busy: pid {os.getpid()} runs `up` since "
+    )
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.3, 0.6, 0.9, 1.2])
+def test_sigkill_in_the_middle_of_up_leaves_nothing_in_the_way(
+    instance: Instance, delay_s: float
+) -> None:
+    """What the cut `up` had built dies with it, and the next one works."""
+    with start(instance, "up") as process:
+        time.sleep(delay_s)
+        process.kill()
+        process.wait(10)
+
+    code, text = command(instance, "up")
+
+    assert code == 0, text
+    assert command(instance, "down") == (0, f"lab {instance.name} is down\n")
+    assert traces(instance) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.12, 0.16, 0.2])
+def test_sigkill_in_the_middle_of_down_leaves_nothing_in_the_way(
+    instance: Instance, delay_s: float
+) -> None:
+    """The next `up` clears away and works."""
+    assert command(instance, "up")[0] == 0
+    with start(instance, "down") as process:
+        time.sleep(delay_s)
+        process.kill()
+        process.wait(10)
+
+    code, text = command(instance, "up")
+
+    assert code == 0, text
+
+
+def test_sigkill_of_the_keeper_takes_the_whole_lab(instance: Instance) -> None:
+    """One process holds everything; `up` afterwards builds anew."""
+    assert command(instance, "up")[0] == 0
+    record = instance.ready_record()
+    assert record is not None
+    assert record.keeper_pid is not None
+
+    os.kill(record.keeper_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{record.keeper_pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    assert instance.ready_record() is None
+    assert command(instance, "up")[0] == 0
