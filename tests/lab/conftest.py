@@ -14,7 +14,7 @@ from tests.lab.instance import find_instance
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Use the lab that is up, or bring one up and take it down at the end.
+    """Use the lab that is up (built anew if the lab's code changed), or one that goes at the end.
 
     The test process joins the lab's network, so in-process clients reach 10.77.1.1 and friends.
     """
@@ -23,7 +23,7 @@ def lab() -> Iterator[Lab]:
     instance = find_instance()
     record = instance.ready_record()
     own = record is None
-    if record is None:
+    if record is None or (record.mode == "hosts" and not instance.is_inside()):
         record = lifecycle.up(instance)
     if record.mode != "hosts":
         pytest.skip(f"the lab {instance.name} is up in mode {record.mode}, not with hosts")

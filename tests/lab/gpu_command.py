@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from pathlib import Path
 
 from tests.lab import gpus
 from tests.lab.enter import require_ready
 from tests.lab.errors import LabError
+from tests.lab.fixture import Lab, holders
 from tests.lab.instance import Instance
 
 
@@ -35,8 +38,20 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     clear.add_argument("name", nargs="?", choices=sorted(gpus.FAULTS), metavar="NAME")
     clear.add_argument("--gpu", type=int)
     clear.set_defaults(function=_clear)
-    for verb in (listing, fault, clear):
-        verb.add_argument("--host", default="pve1", help="pve1 (default), gpu1, here, h1..hN")
+    hold = verbs.add_parser("hold", help="a process of its own that holds memory")
+    hold.add_argument("--gpu", type=int, default=0)
+    hold.add_argument("--mib", type=int, default=1024)
+    hold.add_argument("--display", action="store_true", help="a display server (type G, Xorg)")
+    hold.add_argument("--ignore-term", action="store_true", help="only SIGKILL ends it")
+    hold.set_defaults(function=_hold)
+    release = verbs.add_parser(
+        "release", help="end every process that holds memory of the host's GPUs"
+    )
+    release.set_defaults(function=_release)
+    for verb in (listing, fault, clear, hold, release):
+        verb.add_argument(
+            "--host", default="pve1", help="pve1 (default), gpu1, here, h1..hN; hold: ct129 too"
+        )
 
 
 def folder_of(instance: Instance, host: str) -> Path:
@@ -67,4 +82,26 @@ def _fault(instance: Instance, options: argparse.Namespace) -> int:
 
 def _clear(instance: Instance, options: argparse.Namespace) -> int:
     gpus.clear_faults(folder_of(instance, options.host), options.name, options.gpu)
+    return 0
+
+
+def _hold(instance: Instance, options: argparse.Namespace) -> int:
+    argv = ["--gpu", str(options.gpu), "--mib", str(options.mib), "--detach"]
+    if options.display:
+        argv += ["--kind", "graphics", "--title", "Xorg", "--argv0", "/usr/lib/xorg/Xorg"]
+    if options.ignore_term:
+        argv.append("--ignore-term")
+    done = Lab(instance, require_ready(instance)).on(
+        options.host, ["/usr/bin/python3", "/opt/lab-src/hold.py", *argv]
+    )
+    print((done.stdout or done.stderr).strip())
+    return done.exit_code
+
+
+def _release(instance: Instance, options: argparse.Namespace) -> int:
+    folder = folder_of(instance, options.host)
+    pids = holders(folder)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    print(f"ended {len(pids)} process(es)")
     return 0

@@ -168,3 +168,26 @@ def module_version_text(version: str = DRIVER) -> str:
         "Release Build  (dvs-builder@U22-I3-H04-03-5)\n"
         "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
     )
+
+
+def write_proc_driver(target: Path, folder: Path) -> None:
+    """Write what the kernel module shows in /proc/driver/nvidia for a set of GPUs."""
+    target.mkdir(parents=True)
+    (target / "version").write_text(module_version_text())
+    for line in (folder / "gpus").read_text().splitlines():
+        index, uuid_text, name, _, _, bus, _ = line.split("|")
+        location = f"0000:{int(bus):02x}:00.0"
+        gpu = target / "gpus" / location
+        gpu.mkdir(parents=True)
+        rows = {
+            "Model": name,
+            "IRQ": str(64 + int(index)),
+            "GPU UUID": uuid_text,
+            "Video BIOS": "98.02.81.00.07",
+            "Bus Type": "PCIe",
+            "Bus Location": location,
+            "Device Minor": index,
+            "GPU Excluded": "No",
+        }
+        text = "".join(f"{key + ':':<17}{value}\n" for key, value in rows.items())
+        (gpu / "information").write_text(text)

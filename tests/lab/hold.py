@@ -8,7 +8,7 @@ scheduler processes.
     held.grow(512)
     held.release()
 
-    python3 hold.py --gpu 0 --mib 4096 [--kind graphics] [--title NAME] [--ignore-term]
+    python3 hold.py --gpu 0 --mib 4096 [--kind graphics] [--title NAME] [--argv0 PATH] [--ignore-term]
 
 How: GPU N's memory is the byte range of the file gpuN.mem; one MiB held is a POSIX record lock on one
 byte. The kernel frees it when the process dies, also of SIGKILL. POSIX locks are dropped when the
@@ -27,6 +27,8 @@ import sys
 REGION = 1 << 40  # each kind has a range of its own; nvml/lab.h knows the same number
 KINDS = ("compute", "graphics", "mps")
 FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux
+
+RENAMED = "LAB_HOLD_RENAMED"
 
 _files = {}
 
@@ -160,14 +162,38 @@ def set_title(title):
     ctypes.CDLL(None).prctl(15, title.encode()[:15], 0, 0, 0)
 
 
+def detach():
+    """Let a child in a session of its own go on; end when it has said how it went."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as words:
+            text = words.read()
+        sys.stdout.write(text)
+        sys.exit(0 if text.startswith("holding") else 1)
+    os.setsid()
+    os.close(reader)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, target in ((null, 0), (writer, 1), (writer, 2)):
+        os.dup2(descriptor, target)
+    os.close(writer)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Hold memory of a lab GPU until killed.")
     parser.add_argument("--gpu", type=int, default=0, help="index, from 0")
     parser.add_argument("--mib", type=int, default=1024, help="how much to hold")
     parser.add_argument("--kind", choices=KINDS, default="compute")
     parser.add_argument("--title", help="comm of the process, up to 15 characters")
+    parser.add_argument("--argv0", help="first word of its command line, e.g. /usr/lib/xorg/Xorg")
+    parser.add_argument("--detach", action="store_true", help="go on in the background")
     parser.add_argument("--ignore-term", action="store_true", help="only SIGKILL ends it")
     options = parser.parse_args()
+    if options.argv0 and os.environ.pop(RENAMED, None) is None:
+        os.environ[RENAMED] = "1"
+        os.execv(sys.executable, [options.argv0, os.path.abspath(__file__), *sys.argv[1:]])
+    if options.detach:
+        detach()
     if options.title:
         set_title(options.title)
     if options.ignore_term:
@@ -177,6 +203,10 @@ def main():
     except (GpuOutOfMemory, ValueError, OSError) as error:
         sys.exit(f"hold: {error}")
     print(f"holding {options.mib} MiB of GPU {options.gpu} as pid {os.getpid()}", flush=True)
+    if options.detach:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
     while True:
         signal.pause()
 

@@ -111,8 +111,7 @@ def _lxc_config(instance: Instance, host: LabHost) -> str:
         f"{run / 'proc-driver'} proc/driver none bind 0 0",
         f"{run / 'proc-devices'} proc/devices none bind 0 0",
     ]
-    (run / "proc-driver" / "nvidia").mkdir(parents=True)
-    (run / "proc-driver" / "nvidia" / "version").write_text(gpus.module_version_text())
+    gpus.write_proc_driver(run / "proc-driver" / "nvidia", instance.gpu_dirs / host.name)
     (run / "proc-devices").write_text(gpus.proc_devices(Path("/proc/devices").read_text()))
     if host is PVE1:
         (run / "images").mkdir()

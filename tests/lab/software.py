@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from tests.lab import nvml, standin
+from tests.lab import gpus, nvml, standin
 from tests.lab.enter import must
 from tests.lab.instance import Instance
 from tests.lab.rootfs import Layer
@@ -24,8 +24,9 @@ def multiarch() -> str:
 
 def install_gpu_software(layer: Layer, instance: Instance) -> None:
     """Install the NVML library where the loader finds it by name, and nvidia-smi."""
-    library = nvml.compiled_library(instance)
-    layer.copy(library, f"usr/lib/{multiarch()}/libnvidia-ml.so.1", 0o755)
+    folder, library = f"usr/lib/{multiarch()}", f"libnvidia-ml.so.{gpus.DRIVER}"
+    layer.copy(nvml.compiled_library(instance), f"{folder}/{library}", 0o755)
+    layer.link(f"{folder}/libnvidia-ml.so.1", library)
     layer.copy(HERE / "node" / "nvidia_smi.py", "usr/bin/nvidia-smi", 0o755)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.lab import gpus
 from tests.lab.fixture import Lab, wait_until
+from tests.lab.instance import CHECKOUT
 
 pytestmark = pytest.mark.lab
 
@@ -55,6 +60,58 @@ def test_the_node_sees_the_cgroup_of_proxmox(clean_lab: Lab) -> None:
             lines = clean_lab.on("pve1", ["/usr/bin/cat", f"/proc/{pid}/cgroup"]).stdout
             unified = next(line for line in lines.splitlines() if line.startswith("0::"))
             assert unified.startswith("0::/lxc/129/ns")
+
+
+def test_the_operator_can_place_a_display_server_and_clear_it(clean_lab: Lab) -> None:
+    """`gpu hold --display` is a real process of type G named Xorg; `gpu release` ends it."""
+    gpu = [sys.executable, "-m", "tests.lab", "gpu"]
+    env = {**os.environ, "OPSCTL_LAB": clean_lab.instance.name}
+    held = subprocess.run(
+        [*gpu, "hold", "--display", "--gpu", "1", "--mib", "40"],
+        env=env, cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+    table = clean_lab.on("pve1", ["/usr/bin/nvidia-smi"]).stdout
+
+    assert held.returncode == 0, held.stderr
+    pid = held.stdout.split()[-1]
+    row = next(line.split() for line in table.splitlines() if "Xorg" in line)
+    assert row[1:6] == ["1", pid, "G", "/usr/lib/xorg/Xorg", "40MiB"]
+    assert clean_lab.on("pve1", ["/usr/bin/cat", f"/proc/{pid}/comm"]).stdout == "Xorg\n"
+    done = subprocess.run(
+        [*gpu, "release"], env=env, cwd=CHECKOUT, capture_output=True, timeout=30, check=False
+    )
+    assert done.stdout == b"ended 1 process(es)\n"
+    wait_until(lambda: used_mib(clean_lab, "pve1", 1) == 0, 2, "memory is free")
+
+
+def test_a_fault_is_seen_by_the_node_and_its_container(clean_lab: Lab) -> None:
+    """One folder is behind both; gpu1 is not touched."""
+    gpus.set_fault(clean_lab.gpu_dir("pve1"), "mismatch")
+
+    for host, code in (("pve1", 18), ("ct129", 18), ("gpu1", 0)):
+        done = clean_lab.on(host, ["/usr/bin/nvidia-smi"])
+        assert done.exit_code == code
+        assert ("Driver/library version mismatch" in done.stdout) == (code != 0)
+
+
+def test_the_incidents_one_liner_counts_as_it_did(clean_lab: Lab) -> None:
+    """`grep 0MiB` finds idle GPUs, and also one that holds 86450 MiB."""
+    with clean_lab.holding("pve1", 0, 86450), clean_lab.holding("pve1", 1, 86451):
+        counted = clean_lab.ssh("pve1", "nvidia-smi | grep 0MiB | wc -l").stdout.strip()
+
+    assert counted == "8"  # six idle ones, and 86450MiB twice: in the table and as a process
+
+
+def test_the_kernel_modules_version_shows_in_node_and_container(lab: Lab) -> None:
+    """As /proc/driver/nvidia/version does; /proc/devices knows the majors of the nodes."""
+    for host in ("pve1", "gpu1", "ct129"):
+        version = lab.on(host, ["/usr/bin/head", "-1", "/proc/driver/nvidia/version"]).stdout
+        devices = lab.on(host, ["/usr/bin/grep", "nvidia", "/proc/devices"]).stdout.split()
+        major = lab.on(host, ["/usr/bin/stat", "-c", "%t", "/dev/nvidia-uvm"]).stdout.strip()
+
+        assert f"  {gpus.DRIVER}  " in version
+        assert devices[devices.index("nvidia-uvm") - 1] == str(int(major, 16))
 
 
 def test_gpu1_is_another_machine(lab: Lab) -> None:

@@ -99,7 +99,7 @@ API const char *nvmlErrorString(int code)
         "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power",
         "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
         "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires restart",
-        "The operating system has blocked the request", "RM has detected an NVML/RM version mismatch.",
+        "The operating system has blocked the request", "Driver/library version mismatch",
         "In use by another client", "Insufficient Memory", "No data", "vGPU ECC not supported",
         "Insufficient Resources", "Frequency not supported", "Argument version mismatch",
     };
