@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from opsctl.agent import boot
 from opsctl.agent.ops import MODULES, PROVIDERS, RESOURCES
-from opsctl.agent.startup import explain_start, read_marker
+from opsctl.agent.startup import explain_start, read_marker, write_source
 from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.transport.base import Channel, Transport
 
@@ -96,7 +96,7 @@ def start(
     channel = transport.open(boot.argv(marker, silence_s, interpreter))
     try:
         try:
-            channel.write(boot.core_payload())
+            write_source(channel)
             rest = read_marker(channel, marker, start_timeout_s)
         except OpsctlError as error:
             raise explain_start(transport, channel, error) from error
@@ -165,7 +165,7 @@ class RemoteAgent:
             call_id = self._next_id
             self._calls[call_id] = call
         try:
-            self._send(call_id, operation, request or {})
+            self._send(call_id, operation, request or {}, timeout_s)
             return self._wait(call, operation, deadline, timeout_s, on_event)
         except BaseException:
             self._withdraw(call_id)
@@ -194,9 +194,12 @@ class RemoteAgent:
                 self._state.notify_all()
             self._channel.close()
 
-    def _send(self, call_id: int, operation: str, request: dict[str, Any]) -> None:
+    def _send(
+        self, call_id: int, operation: str, request: dict[str, Any], timeout_s: float
+    ) -> None:
         module = PROVIDERS.get(operation, operation.partition(".")[0])
         frame = {"id": call_id, "op": operation, "module": module, "request": request}
+        frame["timeout_s"] = timeout_s
         with self._send_lock:
             if self._failure is not None:
                 raise self._failure

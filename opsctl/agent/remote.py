@@ -4,7 +4,7 @@ Standard library only, Python 3.8 or newer. The client (``client.py``) starts it
 objects with it, one per line:
 
 - to the agent: ``{"load": NAME, "z": base64 of zlib}`` a module or a resource; ``{"id", "op", "module",
-  "request"}`` an operation; ``{"cancel": ID}``.
+  "request", "timeout_s"}`` an operation; ``{"cancel": ID}``.
 - from the agent, after one marker line: ``{"protocol": 1, "id", "ok": true, "facts": {...}}``, or ``"ok":
   false, "error": {"kind", "detail"}``; and ``{"id", "event": {...}}`` while an operation goes on.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import binascii
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -47,15 +48,33 @@ class Error(Exception):
         self.detail = detail
 
 
+class Cancelled(threading.Event):
+    """Set when the call was withdrawn, when its time is up, and when the client went silent.
+
+    The clock is looked at each time, so an agent that stood still in the middle of an operation knows.
+    """
+
+    def __init__(self, agent: Agent, deadline_s: float) -> None:
+        super().__init__()
+        self._agent = agent
+        self._deadline_s = deadline_s
+
+    def is_set(self) -> bool:
+        return super().is_set() or clock_s() > self._deadline_s or self._agent.is_silent()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout) or self.is_set()
+
+
 class Context:
-    """What an operation gets besides its request."""
+    """What an operation gets besides its request; ``cancelled`` is asked before everything irrevocable."""
 
     Error = Error
 
-    def __init__(self, agent: Agent, request_id: int) -> None:
+    def __init__(self, agent: Agent, request_id: int, timeout_s: float) -> None:
         self._agent = agent
         self._id = request_id
-        self.cancelled = threading.Event()
+        self.cancelled = Cancelled(agent, clock_s() + timeout_s)
 
     def emit(self, event: dict[str, Any]) -> None:
         """Send one event to the caller of this operation."""
@@ -79,6 +98,8 @@ class Agent:
         self.held: dict[str, Any] = {}
         self._silence_s = silence_s
         self._in, self._out = stdin, stdout
+        self._poll = select.poll()
+        self._poll.register(stdin, select.POLLIN)
         self._write_lock = threading.Lock()
         self._running: dict[int, tuple[Context, threading.Thread]] = {}
         self._operations: dict[str, dict[str, Any]] = {}
@@ -96,16 +117,23 @@ class Agent:
         threading.Thread(target=self._watch_silence, daemon=True).start()
         buffer = b""
         while True:
-            try:
-                data = os.read(self._in, READ_BYTES)
-            except OSError:
-                data = b""
-            if not data or self._is_silent():
+            data = self._read_all()
+            if not data or self.is_silent():
                 return
             self._last_frame_s = clock_s()
             lines = (buffer + data).split(b"\n")
             buffer = lines.pop()
             self._handle([json.loads(line) for line in lines if line])
+
+    def _read_all(self) -> bytes:
+        """Return everything that has arrived, so that a withdrawal is seen before what it withdraws."""
+        parts: list[bytes] = []
+        try:
+            while not parts or (parts[-1] and self._poll.poll(0)):
+                parts.append(os.read(self._in, READ_BYTES))
+        except OSError:
+            return b""
+        return b"".join(parts)
 
     def finish(self) -> None:
         """Begin nothing new, let what is in hand come to its end, within bounds."""
@@ -115,6 +143,11 @@ class Agent:
             context.cancelled.set()
         for _, thread in list(self._running.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def leave(self) -> NoReturn:
+        """Finish, and end the process: its locks are free then, its child process gets end of file."""
+        self.finish()
+        os._exit(0)
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -131,18 +164,19 @@ class Agent:
             try:
                 while view:
                     view = view[os.write(self._out, view) :]
-            except OSError:
-                self._ended = True  # nobody reads; the end of stdin follows
+            except OSError:  # nobody reads any more
+                if not self._ended:
+                    threading.Thread(target=self.leave, daemon=True).start()
+                self._ended = True
 
-    def _is_silent(self) -> bool:
+    def is_silent(self) -> bool:
         """Tell whether the client, or this agent, stood still for longer than a lease."""
         return clock_s() - self._last_frame_s > self._silence_s
 
     def _watch_silence(self) -> None:
-        while not self._is_silent():
+        while not self.is_silent():
             time.sleep(min(1.0, self._silence_s / 10.0))
-        self.finish()
-        os._exit(0)
+        self.leave()
 
     def _handle(self, frames: list[dict[str, Any]]) -> None:
         withdrawn = {frame["cancel"] for frame in frames if "cancel" in frame}
@@ -182,7 +216,7 @@ class Agent:
             why = self._load_errors.get(module, "this agent has no such operation")
             self._reply_error(request_id, "unknown-operation", why)
             return
-        context = Context(self, request_id)
+        context = Context(self, request_id, frame["timeout_s"])
         work = (function, frame["request"], context, request_id)
         thread = threading.Thread(target=self._run, args=work, daemon=True)
         self._running[request_id] = (context, thread)
@@ -239,5 +273,4 @@ def main(marker: str, silence_s: float) -> NoReturn:
         sys.modules[name] = package
     agent = Agent(marker, silence_s, *private_streams())
     agent.serve()
-    agent.finish()
-    os._exit(0)
+    agent.leave()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 
-from opsctl.errors import AgentError, OpsctlError
+from opsctl.agent import boot
+from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.transport.base import Channel, Transport
 
 MAX_NOISE_BYTES = 1 << 20
@@ -19,6 +20,14 @@ class NoMarkerError(AgentError):
         super().__init__(f"no agent answered {what}", code="no-agent")
         self.noise = noise
         self.waited_s = waited_s
+
+
+def write_source(channel: Channel) -> None:
+    """Send the agent's source; a command that ends before it reads has said why, which is read next."""
+    try:
+        channel.write(boot.core_payload())
+    except TransportError:
+        pass
 
 
 def read_marker(channel: Channel, marker: str, timeout_s: float) -> bytes:

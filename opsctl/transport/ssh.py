@@ -21,7 +21,6 @@ from opsctl.transport.sudo import explain_sudo, with_sudo
 OPEN_TIMEOUT_S = 15.0
 MAX_STDERR_BYTES = 64 << 20
 WRITE_TIMEOUT_S = 30.0
-_WORDS_OF_A_FULL_SSHD = (1, 4)  # RFC 4254, 5.1: prohibited, resource shortage (MaxSessions)
 
 
 class SshTransport:
@@ -67,7 +66,7 @@ class SshTransport:
                     code="command-timeout",
                     subject=self._target.host,
                 )
-            if code is None and not self._client().is_active():
+            if code is None and not self._is_alive():
                 raise TransportError(
                     f"{self.name}: the connection broke while {argv[0]} ran; how it ended is not known",
                     next_step="look on the host before running it again",
@@ -92,12 +91,9 @@ class SshTransport:
             channel = SshChannel(session, self.name, keep_stderr_bytes)
             session.exec_command(shlex.join(words).encode("utf-8", "surrogateescape"))
         except paramiko.ChannelException as error:
-            full = error.code in _WORDS_OF_A_FULL_SSHD
             raise TransportError(
                 f"{self.name}: the host opens no further session ({error.text})",
-                next_step="raise MaxSessions in its sshd_config (default 10), or run less at once"
-                if full
-                else None,
+                next_step="raise MaxSessions in its sshd_config (default 10), or run less at once",
                 code="no-session",
                 subject=self._target.host,
             ) from error
@@ -136,6 +132,11 @@ class SshTransport:
             if self._connection is not None:
                 ssh_connect.close(self._connection)
                 self._connection = None
+
+    def _is_alive(self) -> bool:
+        connection = self._connection
+        transport = connection.client.get_transport() if connection is not None else None
+        return transport is not None and transport.is_active()
 
     def _client(self) -> paramiko.Transport:
         """Return the live SSH transport, connecting first where needed."""

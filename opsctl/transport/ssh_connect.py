@@ -223,6 +223,17 @@ def _add_key(hostname: str, key: paramiko.PKey, known_hosts: str) -> str:
     return f"echo '{hostname} {key.get_name()} {key.get_base64()}' >> {known_hosts}"
 
 
+def _offered(connection: fabric.Connection, problem: AuthenticationException) -> str:
+    """Return which keys were offered, and what the host accepts where it says so."""
+    files = [str(file) for file in connection.connect_kwargs.get("key_filename", [])]
+    defaults = connection.connect_kwargs.get("look_for_keys", True)
+    agent = ["the keys of your agent and of ~/.ssh"] if defaults else []
+    text = f"offered {', '.join(files + agent)}"
+    if isinstance(problem, BadAuthenticationType):
+        text += f"; the host accepts {', '.join(problem.allowed_types)}"
+    return text
+
+
 def with_errors(
     connection: fabric.Connection, act: Callable[[], None], name: str | None = None
 ) -> None:
@@ -250,16 +261,9 @@ def with_errors(
         raise error(
             "the private key is encrypted", "load it first: ssh-add", "key-encrypted"
         ) from problem
-    except BadAuthenticationType as problem:
-        offered = ", ".join(problem.allowed_types)
-        raise error(
-            f"no key was accepted for {user} (the host offers: {offered})",
-            f"add your public key there: ssh-copy-id -p {port} {user}@{host}",
-            "auth-refused",
-        ) from problem
     except AuthenticationException as problem:
         raise error(
-            f"no key was accepted for {user} ({problem})",
+            f"no key was accepted for {user}: {_offered(connection, problem)}",
             f"add your public key there: ssh-copy-id -p {port} {user}@{host}",
             "auth-refused",
         ) from problem

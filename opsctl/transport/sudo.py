@@ -48,6 +48,8 @@ def explain_sudo(
                 code="sudo-missing",
                 subject=name,
             )
+        elif exit_code == 1 and line.startswith("sudo:") and len(said) == 1:
+            why = f"{name}: sudo refused ({line[5:].strip()})"  # in another language
         else:
             continue
         return TransportError(
