@@ -50,6 +50,8 @@ class Trial:
 class HereAgent:
     """The patch operations called in this process: the same code that an agent runs on a host."""
 
+    name = "here"
+
     class Error(Exception):
         """A named failure of an operation."""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from opsctl.domain.runs import RunDetail, StepRow
 from opsctl.domain.state import describe_state
-from opsctl.errors import AgentError, Interrupted, OpsctlError, SafetyRefusal, TransportError
+from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal, TransportError
 from opsctl.output import Finding
 from opsctl.plan import Plan, PlannedStep
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
@@ -17,6 +17,10 @@ SKIPPED = "skipped"
 INTERRUPTED = "interrupted"
 CUT = "cut"  # the way broke: what the far side did after that is not known
 RESUMABLE = (None, INTERRUPTED, CUT)
+LOST = (
+    "agent-lost",
+    "operation-timeout",
+)  # the agent's errors after which the far side is not known
 
 
 class StepLedger(Protocol):
@@ -242,14 +246,15 @@ def result_of_error(error: OpsctlError, effect: Effect) -> StepResult:
 
     When the way breaks under a step that changes something, what it did is unknown: never "failed".
     """
+    is_cut = isinstance(error, TransportError) or error.code in LOST
     if isinstance(error, SafetyRefusal):
         outcome = StepOutcome.REFUSED
-    elif isinstance(error, TransportError | AgentError) and effect is not Effect.READ:
+    elif is_cut and effect is not Effect.READ:
         outcome = StepOutcome.UNKNOWN
     else:
         outcome = StepOutcome.FAILED
     finding = Finding(error.code, error.subject or "", error.message, error.next_step or "")
-    data = {"cut": True} if isinstance(error, TransportError | AgentError) else {}
+    data = {"cut": True} if is_cut else {}
     return StepResult(outcome, findings=(finding,), exit_code=error.exit_code, data=data)
 
 

@@ -62,6 +62,18 @@ def become(user: str) -> None:
     os.setuid(entry.pw_uid)
 
 
+def raise_descriptor_limit(wanted: int) -> None:
+    """Set RLIMIT_NOFILE to what is wanted, or to the hard limit where that may not be raised."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or wanted <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    except (ValueError, OSError):  # not root, or a container without CAP_SYS_RESOURCE
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def exec_server(spec: dict[str, Any], log: int, failed: int) -> NoReturn:
     """In the child: limits, user, folder, streams, exec. What goes wrong is written to ``failed``."""
     try:
@@ -72,12 +84,7 @@ def exec_server(spec: dict[str, Any], log: int, failed: int) -> NoReturn:
         os.dup2(log, 2)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        wanted = spec["nofile"]
-        if hard != resource.RLIM_INFINITY and os.geteuid() != 0:
-            wanted = min(wanted, hard)
-        top = wanted if hard == resource.RLIM_INFINITY else max(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, top))
+        raise_descriptor_limit(spec["nofile"])
         if os.geteuid() == 0:
             with contextlib.suppress(ValueError, OSError):  # a container may forbid it
                 resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)

@@ -13,6 +13,14 @@ from opsctl.errors import Interrupted, OpsctlError
 
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "restart": ("opsctl.cli.restart:restart", "Stop, patch, launch and prove a server."),
+    "launch": ("opsctl.cli.launch:launch", "Launch a server that does not run, and prove it."),
+    "run": ("opsctl.cli.run:run", "Run a playbook."),
+    "playbook": ("opsctl.cli.playbook:playbook", "List, show and check playbooks."),
+    "history": ("opsctl.cli.history:history", "List runs."),
+    "show": ("opsctl.cli.history:show", "Show one run."),
+    "resume": ("opsctl.cli.resume:resume", "Go on with a run that was cut."),
+    "logs": ("opsctl.cli.logs:logs", "Print the log of a server's run."),
     "patch": (
         "opsctl.cli.patch:patch",
         "Apply, prove, revert patches of installed packages.",

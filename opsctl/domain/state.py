@@ -19,12 +19,11 @@ def describe_state(outcomes: Mapping[str, str]) -> str:
         return "the new server runs, and it answered"
     if launch in GOOD:
         return "the new server was launched, and it is not proven ready"
+    if launch == "unknown":
+        return "it is not known whether the new server was launched"
     if launch is not None:
-        return (
-            "it is not known whether the new server was launched"
-            if launch == "unknown"
-            else ("the old server is stopped, and the new one did not start")
-        )
+        before = "the old server is stopped, and " if stop in GOOD else ""
+        return f"{before}the new server did not start"
     if stop in GOOD:
         return "the old server is stopped, and no new one was launched"
     if stop is not None and stop != "refused":

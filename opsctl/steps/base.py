@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opsctl.agent.client import Agent as Agent  # steps import it from here
 from opsctl.domain.fingerprint import Attempt
 from opsctl.errors import CheckFailed
 from opsctl.output import Finding
@@ -74,28 +75,18 @@ class Reporter(Protocol):
         """Show the state of the moment, which the next one replaces."""
 
 
-class Agent(Protocol):
-    """What a step needs of an agent: one operation, its events while it lasts, its reply."""
-
-    def call(
-        self,
-        operation: str,
-        request: dict[str, Any] | None = None,
-        *,
-        timeout_s: float,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-    ) -> dict[str, Any]: ...
-
-
 class Session(Protocol):
     """The agents of one server, opened on first use and kept for the whole run.
 
-    ``agent`` is on the machine where the server runs, ``gpu_agent`` on the one that owns the GPUs (the same
-    object when that is one machine).
+    ``agent`` is where the server runs (inside its container), ``owner_agent`` in the namespace that owns its
+    processes (the container's node), ``gpu_agent`` on the machine that owns the GPUs; they may be one object.
     """
 
     @property
     def agent(self) -> Agent: ...
+
+    @property
+    def owner_agent(self) -> Agent: ...
 
     @property
     def gpu_agent(self) -> Agent: ...
@@ -152,6 +143,9 @@ class StepContext:
     memory: Memory | None = None
     values: Mapping[str, Any] = field(default_factory=dict)  # the playbook's inputs, typed
     who: str = ""
+    begun_s: float = (
+        0.0  # when the run began, seconds since the epoch, also for one that is continued
+    )
     reason: str | None = None
     wall: Callable[[], float] = time.time  # seconds since the epoch
     confirm: Callable[[str], None] = lambda question: None  # raises SafetyRefusal on no
@@ -159,6 +153,7 @@ class StepContext:
     results: dict[str, StepResult] = field(default_factory=dict)  # by step name, in order
     note: Callable[[str, Mapping[str, Any]], None] = _nothing_noted
     """Write a fact down durably inside a step (an intent, an identity), before this returns."""
+    kept: Path | None = None  # folder for what this run keeps on this machine
     cancelled: threading.Event = field(default_factory=threading.Event)  # the first Ctrl-C sets it
     state_dir: Path | None = None  # where idle baselines are kept; None: nothing is learned
     live: dict[str, object] = field(

@@ -1,15 +1,20 @@
-"""Refuse an attempt that is known to fail."""
+"""Refuse an attempt that is known to fail: same patches, version, arguments and GPU model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from opsctl.domain.fingerprint import Attempt, Judgement, judge
+from opsctl.domain.launch import LaunchPlan
+from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """Look up the last conclusive attempt with this content; refuse when it failed."""
+    """Look up the last conclusive attempt with this content, here and beside the server."""
 
     again: str = ""  # the reason to go on all the same
     name = "known-failure"
@@ -22,4 +27,94 @@ class KnownFailure:
         return []
 
     def run(self, ctx: StepContext) -> StepResult:
-        return StepResult(StepOutcome.UNCHANGED)
+        plan = LaunchPlan.from_json(ctx.data_of("preflight")["launch"])
+        plan = replace(plan, patches=patch_contents(ctx.data_of("stage")))
+        attempts, damaged = known_attempts(ctx)
+        judgement = judge(plan.content(), ctx.server_name, attempts)
+        fingerprint = plan.content().fingerprint()
+        data: dict[str, Any] = {
+            "launch": plan.to_json(),
+            "content": plan.content().to_json(),
+            "fingerprint": fingerprint,
+            "attempts": len({one.run for one in attempts}),
+            "damaged_lines": damaged,
+            "differences": list(judgement.differences),
+        }
+        if ctx.memory is not None:
+            ctx.memory.set_facts(ctx.run_id, facts_of(ctx, data), fingerprint)
+        if judgement.blocking is None:
+            data["summary"] = (
+                f"attempt {fingerprint}: {_what_is_known(judgement, data['attempts'])}"
+            )
+            return StepResult(StepOutcome.DONE, data=data)
+        finding = refusal(judgement)
+        if self.again:
+            said = Finding(
+                "repeated", finding.subject, f"{finding.text}; again, because: {self.again}"
+            )
+            data["summary"] = f"known to fail, tried again because: {self.again}"
+            return StepResult(StepOutcome.DONE, findings=(said,), data=data)
+        return StepResult(StepOutcome.REFUSED, findings=(finding,), data=data, exit_code=50)
+
+
+def known_attempts(ctx: StepContext) -> tuple[list[Attempt], int]:
+    """Return the attempts of the host's copy and of the ledger, and how many lines were damaged."""
+    reply = ctx.session.agent.call(
+        "attempts.read", {"state_dir": ctx.server.state_dir}, timeout_s=15.0
+    )
+    found, damaged = [], int(reply["damaged"])
+    for line in reply["attempts"]:
+        try:
+            found.append(Attempt.from_json(line))
+        except ValueError:
+            damaged += 1
+    return found + (ctx.memory.attempts() if ctx.memory else []), damaged
+
+
+def patch_contents(staged: Mapping[str, Any]) -> dict[str, str]:
+    """Return id -> sha256 of the content, of every patch that will be in place."""
+    return {str(key): str(value) for key, value in (staged.get("contents") or {}).items()}
+
+
+def refusal(judgement: Judgement) -> Finding:
+    """Say which run failed, how, and what differs from the last attempt that passed."""
+    blocking = judgement.blocking
+    assert blocking is not None
+    text = f"run {blocking.run}: {blocking.detail or blocking.outcome.value}"
+    text += ", with the same patches, version, arguments and GPU model"
+    if blocking.signature:
+        text += f", signature {blocking.signature}"
+    if judgement.last_passed is None:
+        text += "; no attempt on this server has passed yet"
+    elif judgement.differences:
+        text += f"; the last that passed ({judgement.last_passed.run}) differs: "
+        text += "; ".join(judgement.differences)
+    return Finding(
+        "known-failure",
+        blocking.server,
+        text,
+        'change something, or go on with --again "reason"',
+    )
+
+
+def facts_of(ctx: StepContext, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the ledger keeps of a run's world before anything was changed."""
+    look = ctx.data_of("look")
+    return {
+        "content": data["content"],
+        "launch": data["launch"],
+        "host": look.get("host"),
+        "gpus": look.get("gpus"),
+    }
+
+
+def _what_is_known(judgement: Judgement, count: int) -> str:
+    if not count:
+        return "nothing is known yet"
+    if judgement.last_passed is None:
+        return f"not known to fail ({count} attempts known)"
+    if not judgement.differences:
+        return f"the same as run {judgement.last_passed.run}, which passed"
+    return f"differs from run {judgement.last_passed.run}, which passed: " + "; ".join(
+        judgement.differences
+    )

@@ -1,24 +1,79 @@
-"""Take the machine's lock: one run at a time on the GPUs and on the port."""
+"""Take the machine's locks: one run at a time on the GPUs, and on the port where the server runs."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.agent.read import read_gpus
+from opsctl.domain.gpu import resolve_gpus
+from opsctl.errors import SafetyRefusal
+from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
+
+NO_GPUS = ("no-library", "no-devices", "driver-not-loaded")
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Lock the GPUs on the machine that owns them, and the port where the server runs."""
+    """Lock each GPU on the machine that owns it, in UUID order, and the port on the server's host."""
 
     name = "lock"
     effect = Effect.CHANGE
 
     def describe(self) -> str:
-        return "take the machine's lock on the GPUs and the port"
+        return "take the machine's locks on the GPUs and the port"
 
     def preview(self, ctx: StepContext) -> list[str]:
         return [f"lock port {ctx.server.port} on {ctx.server.host}, and the server's GPUs"]
 
     def run(self, ctx: StepContext) -> StepResult:
-        return StepResult(StepOutcome.UNCHANGED)
+        owner = {
+            "who": ctx.who,
+            "run": ctx.run_id,
+            "server": ctx.server_name,
+            "reason": ctx.reason or "restart",
+        }
+        port = [f"port-{ctx.server.port}"]
+        gpus = gpu_locks(ctx)
+        acquire(ctx.session.agent, port, owner, ctx.wall())
+        if gpus:
+            acquire(ctx.session.gpu_agent, gpus, owner, ctx.wall())
+        words = f"port {ctx.server.port} and {len(gpus)} GPUs are ours"
+        return StepResult(StepOutcome.DONE, data={"locks": [*port, *gpus], "summary": words})
+
+
+def gpu_locks(ctx: StepContext) -> list[str]:
+    """Return the lock of each GPU of the server, in UUID order: two runs never wait crosswise."""
+    report = read_gpus(ctx.session.gpu_agent)
+    if report.state in NO_GPUS:
+        return []
+    uuids, _ = resolve_gpus(ctx.server.gpus.select, report)
+    return [f"gpu-{uuid}" for uuid in sorted(uuids)]
+
+
+def acquire(agent: Agent, names: list[str], owner: Mapping[str, Any], now_s: float) -> None:
+    """Take all of them or none. Raises SafetyRefusal with who holds which, since when, why."""
+    reply = agent.call("lock.acquire", {"names": names, "owner": dict(owner)}, timeout_s=10.0)
+    if reply["acquired"]:
+        return
+    holder = reply.get("holder") or {}
+    raise SafetyRefusal(
+        f"{reply['name']} is locked by {describe_holder(holder, now_s)}",
+        next_step="wait for that run, or talk to its operator; the lock ends with its process",
+        code="locked",
+        subject=str(reply["name"]),
+    )
+
+
+def describe_holder(holder: Mapping[str, Any], now_s: float) -> str:
+    """Say who, since when, and for what."""
+    if not holder:
+        return "another run, which has not written its name yet"
+    since = float(holder.get("since_s") or now_s)
+    clock = time.strftime("%H:%M:%S UTC", time.gmtime(since))
+    return (
+        f"{holder.get('who') or 'someone'} since {clock} ({max(0.0, now_s - since):.0f} s) "
+        f"for: {holder.get('reason') or 'no reason given'} (run {holder.get('run') or 'unknown'})"
+    )

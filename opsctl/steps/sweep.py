@@ -58,7 +58,7 @@ class Sweep:
 
 def look(agent: Agent, port: int) -> list[LeftoverVerdict]:
     """Read the leftovers where the server runs, and decide for each."""
-    return judge_leftovers(read_leftovers(agent, ports=[port]))  # type: ignore[arg-type]
+    return judge_leftovers(read_leftovers(agent, ports=[port]))
 
 
 def leftover_line(verdict: LeftoverVerdict) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}$")
 UNIT_KEYS = (
     "LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
-    "ExecMainStartTimestamp,ControlGroup"
+    "ExecMainStartTimestampMonotonic,ControlGroup"
 )
 
 
@@ -67,7 +67,7 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
     else:
         start_supervisor(request, folder, context)
     found = find(request, context)
-    return dict(found, changed=True, exec_s=round(time.monotonic() - begun, 4))
+    return dict(found, changed=True, took_s=round(time.monotonic() - begun, 4))
 
 
 def make_log(request: dict[str, Any], context: Context) -> None:
@@ -100,9 +100,18 @@ def start_unit(request: dict[str, Any], folder: str, context: Context) -> None:
         return
     shown = show_unit(request["unit"], context)
     pid = int(shown.get("ExecMainPID") or 0)
-    identity = {"run": request["run"], "pid": pid, "boot_id": procfs.boot_id(), "at_s": time.time()}
+    identity = {"run": request["run"], "pid": pid, "boot_id": procfs.boot_id()}
+    identity["at_s"] = started_s(shown)
     identity["start_ticks"] = procfs.start_ticks(pid)
     write_whole(os.path.join(folder, "run.json"), identity)
+
+
+def started_s(shown: dict[str, str]) -> float:
+    """Return when systemd executed the server, in seconds since the epoch."""
+    since_boot_us = int(shown.get("ExecMainStartTimestampMonotonic") or 0)
+    if not since_boot_us:
+        return time.time()
+    return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - since_boot_us / 1e6)
 
 
 def quote(value: str) -> str:
@@ -149,7 +158,8 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
         return {"state": "absent"}
     known = read_json(os.path.join(folder, "run.json"))
     ended = read_json(os.path.join(folder, "exit.json"))
-    base = dict(record, state="running", pid=None, start_ticks=None, exit=ended)
+    members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
+    base = dict(record, state="running", pid=None, start_ticks=None, exit=ended, members=members)
     if ended and ended.get("error"):
         return dict(base, state="failed-to-start")
     if record["boot_id"] != procfs.boot_id():
@@ -158,7 +168,7 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
         return find_unit(record, base, known, folder, context)
     if known is None:
         return find_young(base, folder)
-    base.update(pid=known["pid"], start_ticks=known["start_ticks"])
+    base.update(identity(known))
     base["supervisor_pid"] = known.get("supervisor_pid")
     if ended is None and is_alive(known["pid"], known["start_ticks"]):
         return base
@@ -181,7 +191,7 @@ def find_young(base: dict[str, Any], folder: str) -> dict[str, Any]:
         if ended is None:
             return {"state": "absent", "note": "asked for, and never started"}
         return dict(base, state="failed-to-start", exit=ended)
-    base.update(pid=known["pid"], start_ticks=known["start_ticks"])
+    base.update(identity(known))
     alive = ended is None and is_alive(known["pid"], known["start_ticks"])
     return dict(base, state="running" if alive else "exited", exit=ended)
 
@@ -236,8 +246,12 @@ def unit_exit(shown: dict[str, str]) -> dict[str, Any]:
 
 
 def identity(known: dict[str, Any] | None) -> dict[str, Any]:
+    """Return who the server became, and when; ``age_s`` lets a caller with another clock place it."""
     known = known or {}
-    return {"pid": known.get("pid"), "start_ticks": known.get("start_ticks")}
+    found = {"pid": known.get("pid"), "start_ticks": known.get("start_ticks")}
+    if known.get("at_s"):
+        found.update(exec_s=known["at_s"], age_s=time.time() - known["at_s"])
+    return found
 
 
 def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -255,6 +269,13 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if one["state"] != "absent" and request.get("port") in (None, one.get("port")):
             found.append(one)
     return {"records": found}
+
+
+def remember(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Keep the identities of a launched server's processes beside its record."""
+    folder = run_dir(request, request["run"], context)
+    write_whole(os.path.join(folder, "members.json"), {"members": request["members"]})
+    return {}
 
 
 def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -337,4 +358,10 @@ def tail(path: str) -> str:
         return source.read()[-2000:].strip() or "nothing"
 
 
-OPERATIONS = {"start": start, "find": find, "records": records, "tidy": tidy}
+OPERATIONS = {
+    "start": start,
+    "find": find,
+    "records": records,
+    "remember": remember,
+    "tidy": tidy,
+}

@@ -120,7 +120,7 @@ def ask(request: Data, script: str, arguments: list[str], timeout_s: float) -> D
 
 def _run(argv: list[str], request: Data, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
     """Run one command in its own session, in the launch's folder and environment, and end all of it."""
-    env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **(request.get("env") or {}))
+    env = {**os.environ, **(request.get("env") or {}), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         child = subprocess.Popen(
             argv,

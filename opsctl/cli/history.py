@@ -1,0 +1,130 @@
+"""``opsctl history`` and ``opsctl show``: what was done, by whom, why, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from opsctl.cli.app import App, command, emit
+from opsctl.output import Document
+
+if TYPE_CHECKING:
+    from opsctl.domain.runs import RunDetail, RunRow
+
+
+@command("history")
+@click.argument("server", required=False)
+@click.option("--failed", is_flag=True, help="Only runs that ended with another exit code than 0.")
+@click.option(
+    "--signature", metavar="S", help="Only runs with this crash signature (its beginning)."
+)
+@click.option(
+    "-n", "limit", type=click.IntRange(1), default=50, show_default=True, help="Newest N."
+)
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+def history(
+    app: App, server: str | None, failed: bool, signature: str | None, limit: int, everything: bool
+) -> int:
+    """List runs, newest first.
+
+    \b
+    Examples:
+      opsctl history glm5 --failed
+      opsctl history --signature 3f2a --json
+    """
+    from opsctl.ledger import Ledger
+
+    ledger = Ledger.open(app.state())
+    try:
+        rows = ledger.runs(
+            server=server,
+            failed=failed,
+            signature=signature,
+            limit=None if everything else limit,
+        )
+    finally:
+        ledger.close()
+    document = Document("history", "done", data={"runs": [asdict(row) for row in rows]})
+    return emit(app, document, lambda: table(rows))
+
+
+@command("show")
+@click.argument("run", metavar="RUN")
+def show(app: App, run: str) -> int:
+    """Show one run: attempt, steps, findings, result. RUN: its id, a part of it, or last."""
+    from opsctl.ledger import Ledger
+
+    ledger = Ledger.open(app.state())
+    try:
+        detail = ledger.find(run)
+    finally:
+        ledger.close()
+    data = {"run": asdict(detail), "document": detail.document}
+    document = Document("show", detail.run.outcome or "open", run=detail.run.id, data=data)
+    return emit(app, document, lambda: describe(detail))
+
+
+def table(rows: list[RunRow]) -> str:
+    """Return runs as a table."""
+    if not rows:
+        return "no runs"
+    lines = [
+        f"{'run':<22} {'when (UTC)':<16} {'server':<14} {'what':<10} {'outcome':<12} {'signature':<12} who"
+    ]
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_s))
+        outcome = row.outcome or "open"
+        if row.exit_code:
+            outcome += f" {row.exit_code}"
+        reason = f"  {row.reason}" if row.reason else ""
+        lines.append(
+            f"{row.id:<22} {when:<16} {row.server:<14} {row.playbook:<10} {outcome:<12} "
+            f"{row.signature or '-':<12} {row.who}{reason}"
+        )
+    return "\n".join(lines)
+
+
+def describe(detail: RunDetail) -> str:
+    """Return one run as a person reads it."""
+    run = detail.run
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.started_s))
+    took = f", took {run.ended_s - run.started_s:.1f} s" if run.ended_s else ""
+    lines = [
+        f"run {run.id}: {run.playbook} {run.server}",
+        f"  {when}{took}, by {run.who}" + (f", because: {run.reason}" if run.reason else ""),
+        f"  outcome {run.outcome or 'open'}"
+        + (f", exit {run.exit_code}" if run.exit_code is not None else ""),
+    ]
+    lines += _content(detail.facts.get("content") or {}, run.fingerprint)
+    lines.append("  steps:")
+    for step in detail.steps:
+        seconds = f"{step.ended_s - step.started_s:7.2f} s" if step.ended_s else "   never ended"
+        note = (step.body.get("data") or {}).get("summary") or ""
+        again = f" (turn {step.turn + 1})" if step.turn else ""
+        lines.append(f"    {step.name + again:<18} {step.outcome or 'begun':<11} {seconds}  {note}")
+    document = detail.document or {}
+    for finding in document.get("findings") or []:
+        lines.append(f"  {finding['subject']}: {finding['text']}")
+        if finding.get("next"):
+            lines.append(f"    next: {finding['next']}")
+    downtime = (document.get("data") or {}).get("downtime")
+    if downtime:
+        parts = ", ".join(
+            f"{name.removesuffix('_s')} {value:.2f}" for name, value in downtime.items()
+        )
+        lines.append(f"  downtime in s: {parts}")
+    return "\n".join(lines)
+
+
+def _content(content: dict[str, Any], fingerprint: str | None) -> list[str]:
+    if not content:
+        return []
+    patches = ", ".join(f"{k} {v[:8]}" for k, v in (content.get("patches") or {}).items()) or "none"
+    package = f"{content.get('package') or 'own command'} {content.get('package_version') or ''}"
+    gpu = content.get("gpu_model") or "no GPU"
+    arguments = " ".join(content.get("arguments") or [])
+    head = f"  attempt {fingerprint}: {package.strip()} on {gpu}, patches: {patches}"
+    return [head, f"  arguments: {arguments}"]

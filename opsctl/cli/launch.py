@@ -1,0 +1,44 @@
+"""``opsctl launch``: start a server that does not run, and prove it."""
+
+from __future__ import annotations
+
+import click
+
+from opsctl.cli.app import App, command
+
+
+@command("launch", changes=True)
+@click.argument("server")
+@click.option("--smoke/--no-smoke", default=True, help="Quick smoke after ready.")
+@click.option("--patch/--no-patch", default=True, help="Swap the server's patches in.")
+@click.option("--reason", help="Why; it is shown to others and kept.")
+@click.option("--again", default="", metavar="REASON", help="Repeat an attempt known to fail.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=1),
+    metavar="S",
+    help="Bound the whole run, in seconds.",
+)
+def launch(
+    app: App,
+    server: str,
+    smoke: bool,
+    patch: bool,
+    reason: str | None,
+    again: str,
+    deadline_s: float | None,
+) -> int:
+    """Launch SERVER so that it outlives this command, and prove it healthy.
+
+    It is refused when the server runs already; `opsctl restart` is for that.
+
+    \b
+    Examples:
+      opsctl launch glm5
+      opsctl launch glm5 --yes --no-smoke --json
+    """
+    from opsctl.cli.playbook_run import Order, run_order
+
+    given = {"smoke": smoke, "patch": patch, "again": again}
+    return run_order(app, Order("launch", "launch", server, given, reason, deadline_s))

@@ -1,0 +1,32 @@
+"""Ctrl-C in a run: once ends after the step in hand, twice ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from opsctl.steps.base import Reporter
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def polite_signals(cancelled: threading.Event, reporter: Reporter) -> Iterator[None]:
+    """Set ``cancelled`` on the first signal, raise KeyboardInterrupt on the second."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if cancelled.is_set():
+            raise KeyboardInterrupt
+        cancelled.set()
+        name = signal.Signals(number).name
+        reporter.say(f"{name}: the step in hand is finished first; once more stops at once")
+
+    before = {number: signal.signal(number, handle) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,50 @@
+"""What a command says on stderr while it works: lines that stay, and one line that is replaced."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+
+import click
+
+EVERY_S = 15.0  # without a terminal, progress is a line now and then
+
+
+class Talk:
+    """Reporter on stderr: live on a terminal, sparse in a pipe, silent when quiet."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._on_terminal = sys.stderr.isatty()
+        self._shown = False
+        self._next = time.monotonic() + EVERY_S
+        self._guard = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Print one line that stays."""
+        if self._quiet:
+            return
+        with self._guard:
+            self._wipe()
+            click.echo(text, err=True)
+
+    def progress(self, text: str) -> None:
+        """Show the state of the moment, which the next one replaces."""
+        if self._quiet:
+            return
+        with self._guard:
+            if self._on_terminal:
+                self._wipe()
+                width = shutil.get_terminal_size().columns - 1
+                click.echo(f"  {text}"[:width], err=True, nl=False)
+                self._shown = True
+            elif time.monotonic() >= self._next:
+                self._next = time.monotonic() + EVERY_S
+                click.echo(f"  ... {text}", err=True)
+
+    def _wipe(self) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._shown = False

@@ -1,0 +1,105 @@
+"""Put one launch together from the site's entry and from what was found on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opsctl.domain.launch import (
+    SECRET,
+    LaunchPlan,
+    base_environment,
+    flags_of,
+    log_path,
+)
+from opsctl.steps.base import StepContext
+from opsctl.templates import render_list
+
+if TYPE_CHECKING:
+    from opsctl.site import Server
+
+STRICT_PORTS = (
+    "--strict-ports"  # sglang: do not move to another port when this one is taken (#21320)
+)
+
+
+def server_argv(server: Server, extra_flags: Sequence[str] = ()) -> list[str]:
+    """Return the server's argv: its own command, or SGLang's from the template."""
+    if server.command is not None:
+        return list(server.command)
+    flags = [*flags_of(server.args), *extra_flags]
+    values = {
+        "python": server.python,
+        "model": server.model,
+        "port": server.port,
+        "flags": flags,
+        "address": server.address,
+    }
+    return render_list("sglang", values)
+
+
+def public_environment(server: Server) -> dict[str, str]:
+    """Return the site's environment with each secret replaced by a word."""
+    return {name: value if isinstance(value, str) else SECRET for name, value in server.env.items()}
+
+
+def survey_environment(ctx: StepContext) -> dict[str, str]:
+    """Return the environment in which the launch interpreter is asked: the server's, without secrets."""
+    base = base_environment(ctx.run_id, ctx.server_name, ctx.server.python)
+    plain = {name: value for name, value in ctx.server.env.items() if isinstance(value, str)}
+    return {**base, **plain}
+
+
+def full_environment(ctx: StepContext) -> dict[str, str]:
+    """Return the environment of the launch, secrets resolved now. Raises ConfigError for a missing one."""
+    base = base_environment(ctx.run_id, ctx.server_name, ctx.server.python)
+    given = {
+        name: value if isinstance(value, str) else value.resolve()
+        for name, value in ctx.server.env.items()
+    }
+    return {**base, **given}
+
+
+def make_launch_plan(
+    ctx: StepContext,
+    *,
+    known_flags: Sequence[str],
+    interpreter: Mapping[str, Any] | None,
+    gpu_model: str | None,
+    extra_flags: Sequence[str] = (),
+) -> LaunchPlan:
+    """Build the launch of this run. Patches are filled in once they are staged."""
+    server = ctx.server
+    flags = list(extra_flags)
+    if STRICT_PORTS in known_flags and "strict-ports" not in server.args:
+        flags.append(STRICT_PORTS)
+    return LaunchPlan(
+        run=ctx.run_id,
+        server=ctx.server_name,
+        argv=tuple(server_argv(server, flags)),
+        port=server.port,
+        address=server.address,
+        log=log_path(server.log_dir, ctx.server_name, ctx.run_id),
+        cwd=server.cwd or "/",
+        user=server.user,
+        nofile=server.nofile,
+        public_env=public_environment(server),
+        package=(interpreter or {}).get("package") if server.python else None,
+        package_version=(interpreter or {}).get("package_version"),
+        gpu_model=gpu_model,
+    )
+
+
+def systemd_argv(plan: LaunchPlan) -> list[str]:
+    """Return the systemd-run argv of a launch."""
+    values = {
+        "unit": plan.unit,
+        "server": plan.server,
+        "run": plan.run,
+        "log": plan.log,
+        "nofile": plan.nofile,
+        "cwd": plan.cwd,
+        "user": plan.user,
+        "argv": plan.argv,
+    }
+    return render_list("systemd-run", values)

@@ -1,0 +1,82 @@
+"""Look before anything else: the host, its GPUs, and what this run or others have launched here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from opsctl.agent.read import read_gpus, read_host
+from opsctl.errors import SafetyRefusal
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read host, GPUs and launch records; find a launch of this run, and refuse one that was overtaken."""
+
+    expect: Literal["any", "absent"] = "any"
+    name = "look"
+    effect = Effect.READ
+
+    def describe(self) -> str:
+        return "look at the host, its GPUs and its launch records"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        return []
+
+    def run(self, ctx: StepContext) -> StepResult:
+        agent, server = ctx.session.agent, ctx.server
+        place = {"state_dir": server.state_dir}
+        mine = agent.call("launch.find", {**place, "run": ctx.run_id}, timeout_s=20.0)
+        records = agent.call("launch.records", {**place, "port": server.port}, timeout_s=30.0)[
+            "records"
+        ]
+        launched = None if mine["state"] == "absent" else mine
+        newer = overtaken_by(records, ctx.run_id, ctx.begun_s)
+        if newer is not None:
+            raise SafetyRefusal(
+                f"run {newer['run']} has launched a server on port {server.port} since this run began",
+                next_step=f"leave this run; look at the newer one with `opsctl show {newer['run']}`",
+                code="overtaken",
+                subject=ctx.server_name,
+            )
+        running = [one for one in records if one["state"] == "running" and one["run"] != ctx.run_id]
+        data: dict[str, Any] = {
+            "host": asdict(read_host(agent)),
+            "gpus": gpu_facts(ctx),
+            "launched": launched,
+            "running": running,
+        }
+        data["summary"] = summary(launched, running)
+        if self.expect == "absent" and launched is None and running:
+            text = f"it runs already: pid {running[0]['pid']}, launched by run {running[0]['run']}"
+            finding = Finding("already-running", ctx.server_name, text, "use `opsctl restart`")
+            return StepResult(StepOutcome.REFUSED, findings=(finding,), data=data, exit_code=50)
+        return StepResult(StepOutcome.DONE, data=data)
+
+
+def gpu_facts(ctx: StepContext) -> list[dict[str, Any]]:
+    """Return what NVML says of each GPU now, short, for the ledger."""
+    report = read_gpus(ctx.session.gpu_agent)
+    return [
+        {"uuid": gpu.uuid, "name": gpu.name, "used_bytes": gpu.used_bytes, "read": gpu.read.value}
+        for gpu in report.gpus
+    ]
+
+
+def overtaken_by(
+    records: list[dict[str, Any]], run: str, begun_s: float
+) -> Mapping[str, Any] | None:
+    """Return a launch of another run that was asked for after this run began; None without one."""
+    later = [one for one in records if one["run"] != run and one["asked_s"] > begun_s]
+    return later[0] if later and begun_s else None
+
+
+def summary(launched: Mapping[str, Any] | None, running: list[dict[str, Any]]) -> str:
+    if launched is not None:
+        return f"this run's server was launched: {launched['state']}, pid {launched.get('pid')}"
+    if running:
+        return f"running: pid {running[0]['pid']}, launched by run {running[0]['run']}"
+    return "no server of ours is recorded as running here"

@@ -1,0 +1,176 @@
+"""Find out, before anything is stopped, whether the launch can work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from opsctl.agent.read import read_gpus
+from opsctl.domain.gpu import resolve_gpus
+from opsctl.domain.gpu_health import judge_health
+from opsctl.domain.launch import LaunchPlan, value_of
+from opsctl.domain.launch_line import matches_command, read_launch_line
+from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
+from opsctl.facts import GpuReport
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.launch_plan import make_launch_plan, server_argv, survey_environment
+
+PROGRAMS = ("ninja", "nvcc", "gcc")
+PARSER_TIMEOUT_S = 120.0  # building SGLang's parser took 5.5 s on two calm cores
+MODEL_FLAGS = ("--speculative-draft-model-path", "--tokenizer-path")
+NO_GPUS = ("no-library", "no-devices")
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Check port, shared memory, models, disks, GPUs, driver, toolchain, and the flags by the parser."""
+
+    check_arguments: bool = True
+    name = "preflight"
+    effect = Effect.READ
+
+    def describe(self) -> str:
+        return "check that the launch can work"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        return []
+
+    def run(self, ctx: StepContext) -> StepResult:
+        ask_parser = self.check_arguments and ctx.server.python is not None
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            surveying = pool.submit(survey, ctx)
+            reading = pool.submit(read_gpus, ctx.session.gpu_agent)
+            parsing = pool.submit(parse_arguments, ctx) if ask_parser else None
+            surveyed, report = surveying.result(), reading.result()
+            parser = parsing.result() if parsing else None
+        plan = make_launch_plan(
+            ctx,
+            known_flags=(parser or {}).get("flags") or (),
+            interpreter=surveyed["interpreter"],
+            gpu_model=gpu_model(ctx, report),
+        )
+        verdict = judge(ctx, plan, surveyed, parser, report)
+        return result_of(verdict, plan, surveyed)
+
+
+def survey(ctx: StepContext) -> dict[str, Any]:
+    """Measure the machine where the server runs."""
+    server = ctx.server
+    request = {
+        "port": server.port,
+        "python": server.python,
+        "cwd": server.cwd,
+        "user": server.user,
+        "env": survey_environment(ctx),
+        "paths": model_paths(server),
+        "folders": [log_folder(ctx), state_folder(ctx)],
+        "programs": list(PROGRAMS),
+    }
+    return ctx.session.agent.call("preflight.survey", request, timeout_s=40.0)
+
+
+def parse_arguments(ctx: StepContext) -> dict[str, Any]:
+    """Let the installed version's own parser read the flags, in a child process."""
+    argv = server_argv(ctx.server)
+    request = {
+        "python": ctx.server.python,
+        "cwd": ctx.server.cwd,
+        "env": survey_environment(ctx),
+        "flags": argv[argv.index("sglang.launch_server") + 1 :],
+        "timeout_s": PARSER_TIMEOUT_S - 5,
+    }
+    return ctx.session.agent.call("preflight.arguments", request, timeout_s=PARSER_TIMEOUT_S)
+
+
+def model_paths(server: Any) -> list[str]:
+    """Return the folders that the launch will read; names of a model hub are not looked at."""
+    named = [
+        server.model or "",
+        *(value_of(server_argv(server), (flag,)) or "" for flag in MODEL_FLAGS),
+    ]
+    return [path for path in named if path.startswith("/")]
+
+
+def log_folder(ctx: StepContext) -> str:
+    return ctx.server.log_dir or "/var/log/opsctl"
+
+
+def state_folder(ctx: StepContext) -> str:
+    return ctx.server.state_dir or "/var/lib/opsctl"
+
+
+def gpu_model(ctx: StepContext, report: GpuReport) -> str | None:
+    """Return the name of the GPUs; several kinds are joined, in order of their names."""
+    uuids, _ = resolve_gpus(ctx.server.gpus.select, report)
+    names = {gpu.name for gpu in report.gpus if gpu.uuid in uuids and gpu.name}
+    return ", ".join(sorted(names)) or None
+
+
+def judge(
+    ctx: StepContext,
+    plan: LaunchPlan,
+    surveyed: Mapping[str, Any],
+    parser: Mapping[str, Any] | None,
+    report: GpuReport,
+) -> Verdict:
+    """Join the facts and judge them."""
+    server = ctx.server
+    uuids, missing = resolve_gpus(server.gpus.select, report)
+    has_gpus = report.state not in NO_GPUS or server.gpus.expect is not None
+    wanted = Wanted(
+        argv=plan.argv,
+        port=server.port,
+        log_folder=log_folder(ctx),
+        state_folder=state_folder(ctx),
+        nofile=server.nofile,
+        is_sglang=server.python is not None,
+        gpu_report=report if has_gpus else None,
+        gpus=tuple(gpu for gpu in report.gpus if gpu.uuid in uuids),
+        expected_gpus=server.gpus.expect,
+        ours=own_holders(ctx, surveyed["port"]["holders"]),
+    )
+    verdict = judge_preflight(wanted, surveyed, parser)
+    health = judge_health(report, uuids)
+    return Verdict(
+        (*verdict.problems, *missing, *(item.finding for item in health if item.refuses)),
+        verdict.unsure,
+        (*verdict.warnings, *(item.finding for item in health if not item.refuses)),
+    )
+
+
+def own_holders(ctx: StepContext, holders: list[dict[str, Any]]) -> frozenset[int]:
+    """Return the pids on the port that are this server by record or by their command line.
+
+    This only keeps the preflight from calling the running server a stranger; the stop proves identity.
+    """
+    launches = [*ctx.data_of("look").get("running", []), ctx.data_of("look").get("launched") or {}]
+    recorded = {(one.get("pid"), one.get("start_ticks")) for one in launches}
+    return frozenset(
+        one["pid"]
+        for one in holders
+        if (one["pid"], one["start_ticks"]) in recorded or is_own_line(ctx.server, one["argv"])
+    )
+
+
+def is_own_line(server: Any, argv: list[str]) -> bool:
+    if server.command is not None:
+        return matches_command(tuple(argv), tuple(server.command))
+    line = read_launch_line(tuple(argv))
+    return line is not None and line.port in (None, server.port)
+
+
+def result_of(verdict: Verdict, plan: LaunchPlan, surveyed: Mapping[str, Any]) -> StepResult:
+    """Say what stands in the way, or that nothing does."""
+    data: dict[str, Any] = {"launch": plan.to_json(), "survey": dict(surveyed)}
+    findings = (*verdict.problems, *verdict.unsure, *verdict.warnings)
+    if verdict.exit_code:
+        outcome = StepOutcome.FAILED if verdict.problems else StepOutcome.UNKNOWN
+        return StepResult(outcome, findings=findings, data=data, exit_code=verdict.exit_code)
+    version = plan.package_version or "no package version"
+    program = f"sglang {version}" if plan.package else PurePosixPath(plan.argv[0]).name
+    notes = f", {len(verdict.warnings)} warnings" if verdict.warnings else ""
+    data["summary"] = f"{program}, flags accepted, port and disks fit{notes}"
+    return StepResult(StepOutcome.DONE, findings=findings, data=data)

@@ -1,0 +1,119 @@
+"""Keep the attempt: in the ledger, and as one line beside the server, so that any machine knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
+from opsctl.errors import OpsctlError
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+
+CONCLUSIVE_EXIT_CODES = (60, 70)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write down how the attempt ended; nothing, when nothing was launched."""
+
+    name = "record"
+    effect = Effect.CHANGE
+
+    def describe(self) -> str:
+        return "record the attempt in the ledger and beside the server"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        return ["append one line to the host's attempts.jsonl"]
+
+    def run(self, ctx: StepContext) -> StepResult:
+        attempt = attempt_of(ctx)
+        if attempt is None:
+            return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was launched"})
+        findings: list[Finding] = []
+        for keep, where in ((keep_here, "ledger"), (keep_there, ctx.server.host)):
+            try:
+                keep(ctx, attempt)
+            except OpsctlError as error:
+                text = f"the attempt was not recorded: {error.message}"
+                findings.append(Finding("not-recorded", where, text, "run `opsctl resume` later"))
+        signature = f", signature {attempt.signature}" if attempt.signature else ""
+        data = {
+            "attempt": attempt.to_json(),
+            "summary": f"attempt {attempt.fingerprint}: {attempt.outcome.value}{signature}",
+        }
+        if findings:
+            return StepResult(StepOutcome.FAILED, findings=tuple(findings), data=data, exit_code=40)
+        return StepResult(StepOutcome.DONE, changed=True, data=data)
+
+
+def keep_here(ctx: StepContext, attempt: Attempt) -> None:
+    if ctx.memory is not None:
+        ctx.memory.add_attempt(attempt)
+
+
+def keep_there(ctx: StepContext, attempt: Attempt) -> None:
+    request = {"state_dir": ctx.server.state_dir, "attempt": attempt.to_json()}
+    ctx.session.agent.call("attempts.append", request, timeout_s=15.0)
+
+
+def attempt_of(ctx: StepContext) -> Attempt | None:
+    """Return the attempt of this run, or None when no server was launched by it."""
+    launch = ctx.results.get("launch")
+    content = ctx.data_of("known-failure").get("content")
+    if launch is None or content is None:
+        return None
+    outcome, detail = judge_outcome(ctx.results)
+    return Attempt(
+        run=ctx.run_id,
+        server=ctx.server_name,
+        at_s=ctx.wall(),
+        outcome=outcome,
+        content=Content.from_json(content),
+        signature=signature_of(ctx.results),
+        detail=detail,
+        who=ctx.who,
+    )
+
+
+def judge_outcome(results: Mapping[str, StepResult]) -> tuple[AttemptOutcome, str]:
+    """Say what the run proves about its content.
+
+    Conclusive are a pass, a crash, a hang and wrong answers, seen in launch, ready and smoke. A step of which
+    the end is not known, a broken way, a slow start and trouble of the client or of a GPU prove nothing.
+    """
+    for name in ("launch", "ready", "smoke"):
+        result = results.get(name)
+        if result is None or result.is_good:
+            continue
+        detail = result.findings[0].text if result.findings else result.outcome.value
+        cause = result.data.get("cause")
+        if (
+            result.outcome is not StepOutcome.FAILED
+            or result.exit_code not in CONCLUSIVE_EXIT_CODES
+        ):
+            return AttemptOutcome.INCONCLUSIVE, f"{name}: {detail}"
+        known = {
+            "crashed": AttemptOutcome.CRASHED,
+            "hung": AttemptOutcome.HUNG,
+            "wrong-answers": AttemptOutcome.WRONG_ANSWERS,
+        }
+        return known.get(str(cause), AttemptOutcome.INCONCLUSIVE), f"{name}: {detail}"
+    ready = results.get("ready")
+    if ready is None or not ready.is_good:
+        return AttemptOutcome.INCONCLUSIVE, "the run ended before the server was ready"
+    smoke = results.get("smoke")
+    if smoke is None:
+        return AttemptOutcome.PASSED, "ready; no smoke was asked for"
+    return AttemptOutcome.PASSED, str(smoke.data.get("summary") or "smoke passed")
+
+
+def signature_of(results: Mapping[str, StepResult]) -> str | None:
+    """Return the crash signature that ready or smoke found."""
+    for name in ("smoke", "ready"):
+        result = results.get(name)
+        diagnosis: Any = (result.data.get("diagnosis") if result else None) or {}
+        if diagnosis.get("signature"):
+            return str(diagnosis["signature"])
+    return None

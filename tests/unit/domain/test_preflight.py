@@ -1,0 +1,221 @@
+"""What stands in the way of a launch is said before anything is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from opsctl.domain.preflight import Wanted, judge_preflight
+from opsctl.facts import Gpu, GpuRead, GpuReport
+
+PYTHON = "/v/bin/python"
+ARGV = (PYTHON, "-m", "sglang.launch_server", "--model-path", "/m", "--port", "30000", "--tp", "8")
+
+
+def gpu(number: int, capability: tuple[int, int] = (12, 0)) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{number}",
+        index=number,
+        name="NVIDIA RTX PRO 6000 Blackwell",
+        read=GpuRead.OK,
+        error=None,
+        total_bytes=96 << 30,
+        used_bytes=0,
+        reserved_bytes=0,
+        memory_version=2,
+        processes=(),
+        compute_capability=capability,
+        recovery_action="none",
+        mig_enabled=False,
+        ecc_uncorrected=0,
+        remap_pending=False,
+        remap_failed=False,
+        temperature_c=30,
+        utilisation_percent=0,
+    )
+
+
+def report(gpus: tuple[Gpu, ...], cuda: str | None = "13.0") -> GpuReport:
+    return GpuReport("ok", None, "580.1", cuda, gpus)
+
+
+def wanted(*flags: str, **changes: Any) -> Wanted:
+    gpus = changes.pop("gpus", tuple(gpu(number) for number in range(8)))
+    made = Wanted(
+        argv=(*ARGV, *flags),
+        port=30000,
+        log_folder="/logs",
+        state_folder="/state",
+        nofile=65536,
+        is_sglang=True,
+        gpu_report=report(gpus),
+        gpus=gpus,
+        expected_gpus=8,
+    )
+    return replace(made, **changes)
+
+
+def survey(**changes: Any) -> dict[str, Any]:
+    room = {"total_bytes": 1 << 40, "free_bytes": 1 << 39, "writable": True, "exists": True}
+    return {
+        "port": {"free": True, "holders": []},
+        "shm": {"total_bytes": 64 << 30, "free_bytes": 64 << 30},
+        "models": {"/m": {"exists": True, "error": None}},
+        "folders": {"/logs": dict(room), "/state": dict(room)},
+        "programs": {"ninja": "/v/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
+        "nofile_hard": 1 << 20,
+        "nofile_raisable": True,
+        "uid": 0,
+        "interpreter": {
+            "package_origin": "/v/sglang",
+            "package_version": "0.5.12.post1",
+            "torch_cuda": "13.0",
+        },
+        **changes,
+    }
+
+
+PARSED = {"ok": True, "error": None, "flags": []}
+
+
+def codes(found: tuple[Any, ...]) -> list[str]:
+    return [finding.code for finding in found]
+
+
+def test_the_incidents_setup_passes() -> None:
+    """GLM-5 on 8 x SM120 with EAGLE-3 and the allreduce fusion: nothing stands in the way."""
+    flags = ("--speculative-algorithm", "EAGLE3", "--enable-flashinfer-allreduce-fusion")
+
+    verdict = judge_preflight(wanted(*flags), survey(), PARSED)
+
+    assert verdict.problems == ()
+    assert verdict.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "works"),
+    [
+        ("--attention-backend", "trtllm_mha", False),
+        ("--attention-backend", "cutlass_mla", False),
+        ("--attention-backend", "fa3", False),
+        ("--attention-backend", "flashmla", False),
+        ("--moe-runner-backend", "flashinfer_trtllm", False),
+        ("--attention-backend", "trtllm_mla", True),
+        ("--decode-attention-backend", "trtllm_mha", True),
+        ("--attention-backend", "flashinfer", True),
+        ("--attention-backend", "triton", True),
+    ],
+)
+def test_a_backend_must_fit_the_gpus(flag: str, value: str, works: bool) -> None:
+    """SM100-only kernels on SM120 are refused, before the running server is stopped for them."""
+    verdict = judge_preflight(wanted(flag, value), survey(), PARSED)
+
+    assert codes(verdict.problems) == ([] if works else ["unsupported-arch"])
+
+
+def test_an_unknown_flag_is_refused_with_the_parsers_words() -> None:
+    """The installed version's own parser decides."""
+    parser = {"ok": False, "error": "unrecognized arguments: --nope", "flags": []}
+
+    verdict = judge_preflight(wanted(), survey(), parser)
+
+    assert codes(verdict.problems) == ["arguments"]
+    assert (
+        "sglang 0.5.12.post1 refuses them: unrecognized arguments: --nope"
+        in verdict.problems[0].text
+    )
+    assert verdict.exit_code == 20
+
+
+def test_a_parser_that_cannot_be_asked_is_not_a_yes() -> None:
+    """Could not tell is exit 21, not a pass."""
+    parser = {"ok": None, "error": "ImportError: libcuda.so.1", "flags": []}
+
+    assert judge_preflight(wanted(), survey(), parser).exit_code == 21
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"models": {"/m": {"exists": False, "error": "absent"}}}, "model-unreadable"),
+        ({"shm": {"total_bytes": 64 << 20, "free_bytes": 64 << 20}}, "shm-too-small"),
+        ({"interpreter": {"error": "No such file"}}, "no-sglang"),
+        (
+            {"interpreter": {"package_origin": "/v/sglang", "torch_cuda": "14.0"}},
+            "driver-mismatch",
+        ),
+    ],
+)
+def test_each_obstacle_has_its_name(changes: dict[str, Any], code: str) -> None:
+    """Model, shared memory, interpreter, driver."""
+    assert codes(judge_preflight(wanted(), survey(**changes), PARSED).problems) == [code]
+
+
+def test_a_full_or_readonly_log_disk_is_seen() -> None:
+    """The log's disk is looked at before the stop, not after it."""
+    full = survey()
+    full["folders"]["/logs"]["free_bytes"] = 1 << 20
+    readonly = survey()
+    readonly["folders"]["/state"]["writable"] = False
+
+    assert codes(judge_preflight(wanted(), full, PARSED).problems) == ["log-disk"]
+    assert codes(judge_preflight(wanted(), readonly, PARSED).problems) == ["state-disk"]
+
+
+def test_the_running_server_may_hold_its_port() -> None:
+    """It will be stopped; a stranger on the port will not."""
+    holder = {"pid": 7, "start_ticks": 1, "argv": ["nginx"]}
+    busy = survey(port={"free": False, "holders": [holder]})
+
+    ours = judge_preflight(wanted(ours=frozenset({7})), busy, PARSED)
+    strange = judge_preflight(wanted(), busy, PARSED)
+
+    assert ours.problems == ()
+    assert codes(strange.problems) == ["port-in-use"]
+    assert "pid 7 (nginx)" in strange.problems[0].text
+
+
+def test_a_port_whose_holder_is_hidden_is_not_free() -> None:
+    """Not permitted to see is not nobody."""
+    hidden = survey(port={"free": False, "holders": []})
+
+    assert codes(judge_preflight(wanted(), hidden, PARSED).problems) == ["port-in-use"]
+
+
+def test_too_few_gpus_for_the_arguments() -> None:
+    """tp 8 on four cards fails before the stop."""
+    four = tuple(gpu(number) for number in range(4))
+
+    verdict = judge_preflight(wanted(gpus=four, expected_gpus=None), survey(), PARSED)
+
+    assert codes(verdict.problems) == ["gpu-count"]
+
+
+def test_fewer_gpus_than_expected_is_could_not_tell() -> None:
+    """One of eight is missing: exit 21."""
+    seven = tuple(gpu(number) for number in range(7))
+
+    verdict = judge_preflight(wanted("--tp", "4", gpus=seven), survey(), PARSED)
+
+    assert verdict.exit_code == 21
+    assert codes(verdict.unsure) == ["gpu-count"]
+
+
+def test_a_compiler_is_a_must_only_where_kernels_are_surely_built() -> None:
+    """FlashInfer chosen: ninja and nvcc must be there; otherwise it is a warning."""
+    without = survey(programs={"ninja": None, "nvcc": None})
+
+    chosen = judge_preflight(wanted("--attention-backend", "flashinfer"), without, PARSED)
+    default = judge_preflight(wanted(), without, PARSED)
+
+    assert codes(chosen.problems) == ["toolchain", "toolchain"]
+    assert codes(default.warnings) == ["toolchain", "toolchain"]
+
+
+def test_an_older_driver_of_the_same_major_serves() -> None:
+    """CUDA's minor version compatibility: 13.0 serves a runtime of 13.2."""
+    newer = {"package_origin": "/v", "package_version": "1", "torch_cuda": "13.2"}
+
+    assert judge_preflight(wanted(), survey(interpreter=newer), PARSED).problems == ()
