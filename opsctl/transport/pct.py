@@ -24,10 +24,14 @@ class PctTransport:
         vmid: the container's number.
         via: the transport to its node.
         via_name: the node's name in the site file, for messages.
+        pct: the program; by its path, for an ordinary user's PATH lacks it.
     """
 
-    def __init__(self, vmid: int, via: Transport, via_name: str | None = None) -> None:
+    def __init__(
+        self, vmid: int, via: Transport, via_name: str | None = None, pct: str = "/usr/sbin/pct"
+    ) -> None:
         self.vmid = vmid
+        self._pct = pct
         self.via = via
         self._via_name = via_name
 
@@ -62,7 +66,7 @@ class PctTransport:
         self.via.close()
 
     def _wrap(self, argv: Sequence[str]) -> list[str]:
-        return ["pct", "exec", str(self.vmid), "--", "/usr/bin/env", "-i", *ENVIRONMENT, *argv]
+        return [self._pct, "exec", str(self.vmid), "--", "/usr/bin/env", "-i", *ENVIRONMENT, *argv]
 
 
 def explain_pct(name: str, vmid: int, stderr: str) -> TransportError | None:
@@ -79,7 +83,7 @@ def explain_pct(name: str, vmid: int, stderr: str) -> TransportError | None:
     elif "vmid: type check" in stderr or "vmid: invalid format" in stderr:
         text, code = f"{vmid} is no container number", "no-such-container"
         step = "container numbers start at 100: pct list"
-    elif re.search(r"pct: (command )?not found|pct': No such file|cannot run pct", stderr):
+    elif re.search(r"pct'?: ((command )?not found|No such file)|cannot run \S*pct", stderr):
         text, code = "the node has no pct: it is not a Proxmox VE host", "no-pct"
         step = "correct `via` in the site file to the Proxmox VE node"
     elif re.search(r"please run as root|ipcc_send_rec|Unable to load access control", stderr):

@@ -128,7 +128,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalTransport:
 
 def test_the_nodes_environment_stays_outside(node: LocalTransport) -> None:
     """`pct exec` keeps the caller's environment by default (case 100); ours is explicit."""
-    result = PctTransport(129, node, "pve1").run(["/usr/bin/env"], timeout_s=5)
+    result = PctTransport(129, node, "pve1", "pct").run(["/usr/bin/env"], timeout_s=5)
 
     names = {line.partition("=")[0] for line in result.stdout.decode().splitlines()}
     assert names == {"PATH", "HOME", "LANG"}
@@ -136,7 +136,7 @@ def test_the_nodes_environment_stays_outside(node: LocalTransport) -> None:
 
 def test_an_agent_comes_up_through_pct(node: LocalTransport) -> None:
     """argv is wrapped once, and an exit code of the program inside stays data."""
-    transport = PctTransport(129, node, "pve1")
+    transport = PctTransport(129, node, "pve1", "pct")
     with connect(transport) as agent:
         assert read_host(agent).boot_id
     assert transport.run(["sh", "-c", "exit 3"], timeout_s=5).exit_code == 3
@@ -144,7 +144,7 @@ def test_an_agent_comes_up_through_pct(node: LocalTransport) -> None:
 
 def test_an_unknown_container_is_named_with_its_node(node: LocalTransport) -> None:
     """At a command and at an agent's start alike."""
-    transport = PctTransport(130, node, "pve1")
+    transport = PctTransport(130, node, "pve1", "pct")
 
     with pytest.raises(TransportError) as caught:
         transport.run(["true"], timeout_s=5)
@@ -170,7 +170,9 @@ def test_an_unknown_container_is_named_with_its_node(node: LocalTransport) -> No
             "no-such-container",
         ),
         ("bash: line 1: pct: command not found\n", "no-pct"),
-        ("sh: 1: pct: not found\n", "no-pct"),
+        ("sh: 1: /usr/sbin/pct: not found\n", "no-pct"),
+        ("bash: line 1: /usr/sbin/pct: No such file or directory\n", "no-pct"),
+        ("sudo: /usr/sbin/pct: command not found\n", "no-pct"),
         ("please run as root\n", "pct-needs-root"),
         (
             'lxc-attach: 129: attach.c: lxc_attach_run_command: 1503 No such file - Failed to exec "x"',
@@ -189,7 +191,7 @@ def test_what_pct_says_is_understood(stderr: str, code: str) -> None:
 
 def test_empty_output_with_exit_1_is_data(node: LocalTransport) -> None:
     """grep that finds nothing is no failure of pct (case 104)."""
-    result = PctTransport(129, node).run(["grep", "x", "/dev/null"], timeout_s=5)
+    result = PctTransport(129, node, pct="pct").run(["grep", "x", "/dev/null"], timeout_s=5)
 
     assert (result.exit_code, result.stdout) == (1, b"")
     assert explain_pct("pct:129", 129, "") is None
