@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from opsctl.domain.hunks import DiffError, make_diff
 from opsctl.domain.patch import digest
@@ -104,6 +106,12 @@ def _store(place: Path, version: str, path: str, body: bytes) -> dict[str, str]:
     return {"source": shared.name, "sha256": digest(body)}
 
 
+def _version_of(variant: dict[str, Any]) -> tuple[Version, str]:
+    """Order variants by the first version that their range names."""
+    first = next(iter(SpecifierSet(variant["versions"])), None)
+    return Version(first.version.removesuffix(".*") if first else "0"), variant["versions"]
+
+
 def _insert(file: Path, patch_id: str, package: str, variant: dict[str, Any]) -> Written:
     new = not file.exists()
     text = SKELETON.format(id=patch_id, package=package) if new else file.read_text("utf-8")
@@ -114,7 +122,7 @@ def _insert(file: Path, patch_id: str, package: str, variant: dict[str, Any]) ->
     kept = [one for one in variants if one["versions"] != variant["versions"]]
     before = next((one for one in variants if one["versions"] == variant["versions"]), {})
     variant["proof"] = before.get("proof") or (kept[0].get("proof") if kept else None) or {}
-    ordered = sorted([*kept, variant], key=lambda one: str(one["versions"]))
+    ordered = sorted([*kept, variant], key=_version_of)
     body = yaml.safe_dump(ordered, sort_keys=False, width=110)
     file.write_text(head + mark + body, "utf-8")
     return Written(variant, yaml.safe_dump([variant], sort_keys=False, width=110).rstrip(), new)

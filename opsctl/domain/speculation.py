@@ -57,7 +57,7 @@ def resolve(
         args: launch flags without their dashes, as in the site file.
         env: the launch's environment.
         disable_above: the wish, in running requests; None: there is none.
-        margin: hysteresis, in requests: off above N, on again at N - margin or fewer.
+        margin: hysteresis, in requests: off above N + margin, on again at N or fewer.
         patch_fits: whether the library's patch has a variant for this version.
     """
     algorithm = str(args.get("speculative-algorithm") or "")
@@ -154,7 +154,7 @@ def _patched(
         Means.PATCH,
         f"{version} has no flag for it; {PATCH} adds --{FLAG} to the overlap worker"
         + (" (SGLANG_ENABLE_SPEC_V2=1 selects that worker)" if early else ""),
-        {FLAG: disable_above, MARGIN_FLAG: min(margin, disable_above - 1)},
+        {FLAG: disable_above, MARGIN_FLAG: margin},
         {"SGLANG_ENABLE_SPEC_V2": "1"} if early else {},
         (PATCH,),
     )

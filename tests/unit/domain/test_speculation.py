@@ -48,11 +48,14 @@ def test_before_it_the_patch_does_it_and_selects_the_overlap_worker() -> None:
     assert old.args["speculative-disable-batch-threshold"] == 5
 
 
-def test_the_margin_never_keeps_drafting_off_for_good() -> None:
-    """Off above 1 with a margin of 1 would never come back on at batch 1."""
-    found = asked("0.5.9", above=1, margin=3)
+def test_the_margin_is_handed_on() -> None:
+    """Off above N + margin, on again at N: both numbers reach the launch."""
+    found = asked("0.5.9", above=5, margin=3)
 
-    assert found.args["speculative-disable-batch-margin"] == 0
+    assert found.args == {
+        "speculative-disable-batch-threshold": 5,
+        "speculative-disable-batch-margin": 3,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,426 @@
+"""opsctl's spec-disable-v2: plain decode steps for EAGLEWorkerV2 while many requests run.
+
+With more than N + margin requests in a decode batch, drafting and verifying are skipped until N or
+fewer are left. A plain step is one ordinary DECODE forward of the target, in CUDA graphs and an
+attention backend of its own, captured at start beside the verify graphs, and the ordinary sampler.
+The scheduler gets the next lengths (old + 1) before the target runs.
+
+The draft model's KV cache has nothing for the positions of plain steps. What it needs, the target's
+hidden state and the token that followed, is kept in a ring; the draft runs over it in one extend
+when drafting comes back, or when the ring is full. A plain step itself costs two small copies.
+
+Works on 0.5.9 and 0.5.12.post1; what differs is looked up, not guessed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import time
+
+import torch
+
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+    clamp_position,
+)
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.common import fast_topk
+
+logger = logging.getLogger(__name__)
+
+RING_BYTES = 256 << 20  # hidden states kept for the draft, at most
+RING_ROWS = 8192  # tokens of one catch-up, at most: an ordinary prefill chunk
+LOGGED_SWITCHES = 20  # from then on every 100th is logged
+
+_FIELDS = {field.name for field in dataclasses.fields(EagleDraftInput)}
+BONUS = "bonus_tokens" if "bonus_tokens" in _FIELDS else "verified_id"  # 0.5.12, 0.5.9
+_RESULT = {field.name for field in dataclasses.fields(GenerationBatchResult)}
+_ACCUMULATES_PENALTIES = "speculative_num_draft_tokens" in _RESULT  # with spec-v2: since 0.5.12
+
+
+def install(worker):
+    """Return the worker's plain decode, None when the flag is not set."""
+    threshold = worker.server_args.speculative_disable_batch_threshold
+    if threshold is None:
+        return None
+    return PlainDecode(worker, threshold, worker.server_args.speculative_disable_batch_margin)
+
+
+@contextlib.contextmanager
+def _swapped(obj, **values):
+    old = {key: getattr(obj, key) for key in values}
+    for key, value in values.items():
+        setattr(obj, key, value)
+    try:
+        yield
+    finally:
+        for key, value in old.items():
+            setattr(obj, key, value)
+
+
+class _DecodeGraphs(CudaGraphRunner):
+    """DECODE graphs of the target, one token per request, that also return hidden states."""
+
+    def get_spec_info(self, num_tokens):
+        return None
+
+
+class _Counters:
+    """What /metrics shows; nothing when the server has metrics off."""
+
+    def __init__(self, server_args, tp_rank):
+        self._made = None
+        if not server_args.enable_metrics or tp_rank != 0:
+            return
+        # as in SGLang's collector: import after PROMETHEUS_MULTIPROC_DIR is set
+        from prometheus_client import Counter, Gauge
+
+        labels = {"model_name": server_args.served_model_name}
+        names = list(labels)
+        self._made = {
+            "off": Gauge(
+                "sglang:opsctl_spec_off",
+                "1 while decoding runs without drafts.",
+                names,
+                multiprocess_mode="mostrecent",
+            ).labels(**labels),
+            "plain_steps": Counter(
+                "sglang:opsctl_spec_plain_steps", "Decode steps without drafts.", names
+            ).labels(**labels),
+            "switches": Counter(
+                "sglang:opsctl_spec_switches", "Times that drafting stopped or came back.", names
+            ).labels(**labels),
+            "caught_up": Counter(
+                "sglang:opsctl_spec_caught_up_tokens",
+                "Tokens that the draft model caught up on.",
+                names,
+            ).labels(**labels),
+        }
+
+    def add(self, name, amount=1):
+        if self._made:
+            self._made[name].inc(amount)
+
+    def set_off(self, off):
+        if self._made:
+            self._made["off"].set(1 if off else 0)
+
+
+class _Backlog:
+    """Hidden states and tokens of plain steps that the draft model has not seen, per request."""
+
+    def __init__(self, rows, device):
+        self.rows = rows
+        self.device = device
+        self.cursor = 0
+        self.hidden = None  # made with the first step, which knows width and type
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.of = {}  # rid -> [first position, rows]
+
+    def has_room(self, count):
+        return self.cursor + count <= self.rows
+
+    def add(self, reqs, positions, hidden, tokens):
+        """Keep one step; ``positions`` (CPU) are those that the target has just processed."""
+        if self.hidden is None:
+            shape = (self.rows, hidden.shape[-1])
+            self.hidden = torch.zeros(shape, dtype=hidden.dtype, device=self.device)
+        first, last = self.cursor, self.cursor + len(reqs)
+        self.hidden[first:last].copy_(hidden)
+        self.tokens[first:last].copy_(tokens)
+        for row, (req, position) in enumerate(zip(reqs, positions), start=first):
+            kept = self.of.get(req.rid)
+            if kept is None or kept[0] + len(kept[1]) != position:
+                # new here, or retracted and prefilled again since: the draft has all before it
+                self.of[req.rid] = [position, [row]]
+            else:
+                kept[1].append(row)
+        self.cursor = last
+
+    def take(self, reqs, lengths):
+        """Return (index in the batch, first position, rows) of those that lag, and forget all."""
+        found = []
+        for index, (req, length) in enumerate(zip(reqs, lengths)):
+            kept = self.of.get(req.rid)
+            if kept is not None and kept[0] + len(kept[1]) == length:
+                found.append((index, kept[0], kept[1]))
+        self.of = {}
+        self.cursor = 0
+        return found
+
+
+class PlainDecode:
+    """Decides between a drafted and a plain step, and runs the plain one."""
+
+    def __init__(self, worker, threshold, margin):
+        self.worker = worker
+        self.threshold = threshold
+        self.margin = margin
+        self.off = False
+        self.switches = 0
+        self.plain_steps = 0
+        self.caught_up = 0
+        self.counters = _Counters(worker.server_args, worker.tp_rank)
+        self.device_module = torch.get_device_module(worker.device)
+        self.side_stream = self.device_module.Stream()
+        self.kept_alive = collections.deque(maxlen=8)
+        started = time.perf_counter()
+        target = worker.target_worker.model_runner
+        self._refuse_unknown(target)
+        sizes = self._capture(target)
+        # kernels that only the plain step uses are built on first use: now, not under a burst
+        clamp_position(torch.ones(2, dtype=torch.int64, device=worker.device))
+        self.backlog = _Backlog(self._ring_rows(target), worker.device)
+        if worker.tp_rank == 0:
+            logger.info(
+                "opsctl spec-disable: ready: no drafts above %d running requests, drafts again at %d; "
+                "plain graphs %s, catch-up ring of %d tokens, %.1f s",
+                threshold + margin,
+                threshold,
+                sizes or "none",
+                self.backlog.rows,
+                time.perf_counter() - started,
+            )
+
+    def _refuse_unknown(self, target):
+        known = {
+            "a hybrid (linear attention) target": target.hybrid_gdn_config,
+            "a mamba target": target.mamba2_config,
+            "hisparse": getattr(target, "hisparse_coordinator", None),
+            "a target with multimodal rotary positions": target.model_is_mrope,
+        }
+        reason = next((name for name, value in known.items() if value), None)
+        if reason:
+            raise ValueError(f"--speculative-disable-batch-threshold: not with {reason}")
+
+    def _ring_rows(self, target):
+        width = target.model_config.hidden_size * 3 * 2  # EAGLE3: three layers, 16 bit
+        largest = self.worker.req_to_token_pool.size
+        return max(2 * largest, min(RING_ROWS, RING_BYTES // width))
+
+    def _capture(self, target):
+        """Make the plain step's attention backend, and its CUDA graphs where graphs are on."""
+        server_args = self.worker.server_args
+        all_sizes = server_args.cuda_graph_bs or []
+        sizes = [size for size in all_sizes if size > self.threshold] or all_sizes[-1:]
+        self.graphs = None
+        workspace = target.init_new_workspace
+        # the target's runner and backends take "does this server speculate" from these two
+        with _swapped(target, spec_algorithm=SpeculativeAlgorithm.NONE):
+            try:
+                self.attention = target._get_attention_backend(init_new_workspace=True)
+            finally:
+                target.init_new_workspace = workspace
+            if server_args.disable_cuda_graph or not torch.cuda.is_available() or not sizes:
+                return []
+            with _swapped(target, attn_backend=self.attention), _swapped(
+                server_args, enable_return_hidden_states=True, cuda_graph_bs=list(sizes)
+            ):
+                self.graphs = _DecodeGraphs(target)
+        return sizes
+
+    # -- the decision --
+
+    def takes(self, batch):
+        """Return whether this decode batch runs without drafts; bring the draft up to date if not."""
+        if batch.forward_mode.is_idle() or batch.spec_info is None:
+            return False
+        running = len(batch.seq_lens)
+        off = running > self.threshold + (0 if self.off else self.margin)
+        if off != self.off:
+            self._switch(off, running)
+        if not off and self.backlog.of:
+            self._catch_up(batch)
+        return off
+
+    def _switch(self, off, running):
+        self.off = off
+        self.switches += 1
+        self.counters.add("switches")
+        self.counters.set_off(off)
+        if self.worker.tp_rank != 0:
+            return
+        if self.switches <= LOGGED_SWITCHES or self.switches % 100 == 0:
+            logger.info(
+                "opsctl spec-disable: drafts %s at %d running requests "
+                "(switch %d, %d plain steps, %d tokens caught up)",
+                "off" if off else "on",
+                running,
+                self.switches,
+                self.plain_steps,
+                self.caught_up,
+            )
+
+    # -- the plain step --
+
+    def run(self, batch):
+        """Run one ordinary decode step of the target and return it as a result of stride 1."""
+        worker = self.worker
+        stream = self.device_module.current_stream()
+        batch.seq_lens.record_stream(stream)
+        draft = batch.spec_info
+        lengths = batch.seq_lens_cpu.tolist()
+        if not self.backlog.has_room(len(lengths)):
+            self._catch_up(batch)
+        new_lengths, done = self._next_lengths(batch.seq_lens, stream)
+        step = self._target_step(batch, draft, new_lengths)
+        target = worker.target_worker.model_runner
+        with _swapped(target, attn_backend=self.attention, graph_runner=self.graphs):
+            forward_batch = ForwardBatch.init_new(step, target)
+            out = target.forward(forward_batch)
+        logits = out.logits_output
+        tokens = target.sample(logits, forward_batch)
+        self.backlog.add(batch.reqs, lengths, logits.hidden_states, tokens)
+        if not any(req.return_hidden_states for req in batch.reqs):
+            logits.hidden_states = None  # else 0.5.9 copies them to the host at every step
+        if batch.return_logprob and logits.next_token_logprobs is not None:
+            logits.next_token_logprobs = logits.next_token_logprobs.unsqueeze(1)
+        self.plain_steps += 1
+        self.counters.add("plain_steps")
+        return self._result(out, logits, tokens, draft, new_lengths, done)
+
+    def _next_lengths(self, lengths, stream):
+        """Return the lengths after this step, before it runs: the scheduler need not wait for it.
+
+        ``lengths`` is complete: the scheduler has read it on the CPU in prepare_for_decode.
+        """
+        with self.device_module.stream(self.side_stream):
+            new_lengths = lengths + 1
+            done = self.device_module.Event()
+            done.record()
+        stream.wait_event(done)
+        new_lengths.record_stream(stream)
+        self.kept_alive.append((lengths, new_lengths))
+        return new_lengths, done
+
+    def _target_step(self, batch, draft, new_lengths):
+        """Return the batch as an ordinary decode batch: the bonus token enters the KV cache."""
+        table = self.worker.req_to_token_pool.req_to_token
+        sampling_info = batch.sampling_info
+        if not _ACCUMULATES_PENALTIES and sampling_info.penalizer_orchestrator is None:
+            # 0.5.9 does not count tokens under spec-v2, and its verify step applies no penalty:
+            # applied here they would be those of an empty answer (no end before min_new_tokens)
+            sampling_info.acc_linear_penalties = None
+        return dataclasses.replace(
+            batch,
+            forward_mode=ForwardMode.DECODE,
+            input_ids=getattr(draft, BONUS).to(torch.int64),
+            out_cache_loc=table[batch.req_pool_indices, batch.seq_lens].to(torch.int64),
+            seq_lens=new_lengths,
+            seq_lens_cpu=batch.seq_lens_cpu + 1,
+            seq_lens_sum=batch.seq_lens_sum + len(batch.reqs),
+            spec_info=None,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+        )
+
+    def _result(self, out, logits, tokens, draft, new_lengths, done):
+        following = EagleDraftInput(
+            # nothing drafts from these before a catch-up has replaced them
+            topk_p=draft.topk_p,
+            topk_index=draft.topk_index,
+            hidden_states=draft.hidden_states,
+            new_seq_lens=new_lengths,
+            verify_done=done,
+            **{BONUS: tokens.to(torch.int32)},
+        )
+        more = {
+            "speculative_num_draft_tokens": 1,
+            "routed_experts_output": getattr(out, "routed_experts_output", None),
+            "indexer_topk_output": getattr(out, "indexer_topk_output", None),
+            "expert_distribution_metrics": getattr(out, "expert_distribution_metrics", None),
+        }
+        result = GenerationBatchResult(
+            logits_output=logits,
+            next_token_ids=tokens,
+            can_run_cuda_graph=out.can_run_graph,
+            next_draft_input=following,
+            accept_lens=torch.ones_like(tokens, dtype=torch.int32),
+            **{name: value for name, value in more.items() if name in _RESULT},
+        )
+        result.opsctl_stride = 1  # 0.5.9: the output processor asks for it
+        return result
+
+    # -- the draft model --
+
+    def _catch_up(self, batch):
+        """Run the draft model once over what it has missed, and refresh its first proposals."""
+        lagging = self.backlog.take(batch.reqs, batch.seq_lens_cpu.tolist())
+        if not lagging:
+            return
+        step, index = self._extend_batch(batch, lagging)
+        drafter = self.worker.draft_worker
+        with (
+            drafter.draft_tp_context(drafter.draft_runner.tp_group),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            forward_batch = ForwardBatch.init_new(step, drafter.draft_runner)
+            forward_batch.return_logprob = False
+            logits = drafter.draft_runner.forward(forward_batch).logits_output
+        probabilities = torch.softmax(logits.next_token_logits, dim=-1)
+        topk_p, topk_index = fast_topk(probabilities, self.worker.topk, dim=-1)
+        draft = batch.spec_info
+        draft.topk_p[index] = topk_p
+        draft.topk_index[index] = topk_index
+        draft.hidden_states[index] = logits.hidden_states.to(draft.hidden_states.dtype)
+        self.caught_up += step.extend_num_tokens
+        self.counters.add("caught_up", step.extend_num_tokens)
+
+    def _extend_batch(self, batch, lagging):
+        """Return one prefill-like batch of the draft over the missed positions, and who is in it."""
+        device = self.worker.device
+        rows, owners, positions = [], [], []
+        for index, first, kept in lagging:
+            rows += kept
+            owners += [index] * len(kept)
+            positions += range(first, first + len(kept))
+        rows, owners, positions = torch.tensor([rows, owners, positions], device=device)
+        index = torch.tensor([index for index, _, _ in lagging], device=device)
+        counts = [len(kept) for _, _, kept in lagging]
+        lengths_cpu = batch.seq_lens_cpu[[index for index, _, _ in lagging]]
+        table = self.worker.req_to_token_pool.req_to_token
+        tokens = self.backlog.tokens[rows]
+        spec_info = EagleDraftInput(
+            hidden_states=self.backlog.hidden[rows],
+            new_seq_lens=batch.seq_lens[index],
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+            **{BONUS: getattr(batch.spec_info, BONUS)[index]},
+        )
+        reqs = [batch.reqs[one] for one, _, _ in lagging]
+        step = dataclasses.replace(
+            batch,
+            forward_mode=ForwardMode.EXTEND,
+            input_ids=tokens,
+            req_pool_indices=batch.req_pool_indices[index],
+            seq_lens=batch.seq_lens[index],
+            orig_seq_lens=None if batch.orig_seq_lens is None else batch.orig_seq_lens[index],
+            seq_lens_cpu=lengths_cpu,
+            seq_lens_sum=int(lengths_cpu.sum()),
+            out_cache_loc=table[batch.req_pool_indices[owners], positions].to(torch.int64),
+            extend_num_tokens=len(tokens),
+            extend_seq_lens=counts,
+            extend_prefix_lens=[first for _, first, _ in lagging],
+            extend_logprob_start_lens=[0] * len(lagging),
+            return_logprob=False,
+            top_logprobs_nums=None,
+            token_ids_logprobs=None,
+            multimodal_inputs=None,
+            lora_ids=[None] * len(lagging),
+            reqs=reqs,
+            spec_info=spec_info,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+        )
+        return step, index
