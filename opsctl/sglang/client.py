@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
@@ -50,7 +51,9 @@ class Endpoint:
     verify: bool = True
     ca_file: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    connect_to: tuple[str, int] | None = None  # the near end of a tunnel
+    dial: Callable[[float], socket.socket] | None = (
+        None  # the way there, where it is not TCP from here
+    )
 
     @property
     def url(self) -> str:
@@ -329,22 +332,28 @@ async def connect(
     Raises:
         ConnectFailed: refused, unreachable, no TLS, or this machine was the limit.
     """
-    host, port = endpoint.connect_to or (endpoint.host, endpoint.port)
+    host, port = endpoint.host, endpoint.port
     if endpoint.tls and context is None:
         context = endpoint.context()
     loop = asyncio.get_running_loop()
     made = pulse or Pulse()
-    try:
-        _, connection = await asyncio.wait_for(
-            loop.create_connection(
-                lambda: Connection(made),
-                host,
-                port,
-                ssl=context,
-                server_hostname=endpoint.host if context is not None else None,
-            ),
-            timeout_s,
+    name = host if context is not None else None
+
+    async def open_one() -> Connection:
+        if endpoint.dial is not None:
+            ready = await asyncio.to_thread(endpoint.dial, timeout_s)
+            ready.setblocking(False)
+            _, connection = await loop.create_unix_connection(
+                lambda: Connection(made), sock=ready, ssl=context, server_hostname=name
+            )
+            return connection
+        _, connection = await loop.create_connection(
+            lambda: Connection(made), host, port, ssl=context, server_hostname=name
         )
+        return connection
+
+    try:
+        return await asyncio.wait_for(open_one(), timeout_s)
     except TimeoutError as error:
         if context is not None and await _answers_tcp(host, port):
             words = f"no TLS handshake within {timeout_s:g} s: the port does not speak TLS"
@@ -354,7 +363,6 @@ async def connect(
         raise ConnectFailed(Ended.TLS, describe_tls_error(error)) from error
     except OSError as error:
         raise ConnectFailed(_kind_of(error), describe_os_error(error)) from error
-    return connection
 
 
 async def _answers_tcp(host: str, port: int) -> bool:

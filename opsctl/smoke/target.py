@@ -1,0 +1,122 @@
+"""A server of the site as something to smoke: the way to its port, and eyes on its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.agent.client import Agent
+from opsctl.agent.read import read_details, read_host, read_processes
+from opsctl.domain.process import candidates
+from opsctl.domain.protection import View
+from opsctl.domain.selection import select
+from opsctl.domain.server import ServerIdentity
+from opsctl.errors import OpsctlError, UsageError
+from opsctl.facts import Process, ProcessId
+from opsctl.session import ServerSession
+from opsctl.sglang.client import Endpoint
+from opsctl.smoke.agent_watch import AgentWatch
+from opsctl.smoke.relay import Relay
+
+
+@dataclass(slots=True)
+class Target:
+    """What a smoke run needs of one server."""
+
+    endpoint: Endpoint
+    watch: AgentWatch | None
+    problem: str | None = None  # why nobody watches
+
+
+@contextmanager
+def open_target(session: ServerSession) -> Iterator[Target]:
+    """Open the way to a server's port and the watch on its processes and log.
+
+    A host other than this machine is reached by a relay through its transport, so the port need not
+    be open to anybody.
+    """
+    server = session.server
+    key = None if server.api_key is None else server.api_key.resolve()
+    entry = session.hosts.site.host(server.host)
+    relay: Relay | None = None
+    if entry.local:
+        endpoint = Endpoint(server.address, server.port, api_key=key)
+    else:
+        relay = Relay(session.hosts.transport(server.host), server.address, server.port)
+        endpoint = Endpoint(server.address, server.port, api_key=key, dial=relay.dial)
+    try:
+        try:
+            watch, problem = watch_of(session), None
+        except (OpsctlError, UsageError) as error:
+            watch, problem = None, error.message
+        if watch is None and problem is None:
+            problem = "none of the host's processes is proven to be this server"
+        yield Target(endpoint, watch, problem)
+    finally:
+        if relay is not None:
+            relay.close()
+
+
+def watch_of(session: ServerSession) -> AgentWatch | None:
+    """Return the watch of a running server; None when no process is proven to be it."""
+    record = launch_record(session)
+    members = find_members(session, record)
+    if not members:
+        return None
+    return AgentWatch(
+        session.owner_agent,
+        members,
+        session.agent if record.get("log") else None,
+        record.get("log"),
+        session.hosts.transport(session.server.host),
+    )
+
+
+def launch_record(session: ServerSession) -> dict[str, Any]:
+    """Return the newest launch on the server's port that still runs; empty when there is none."""
+    request: dict[str, Any] = {"port": session.server.port, "limit": 20}
+    if session.server.state_dir is not None:
+        request["state_dir"] = session.server.state_dir
+    try:
+        found = session.agent.call("launch.records", request)["records"]
+    except OpsctlError:
+        return {}
+    running = [one for one in found if one.get("state") == "running"]
+    mine = [one for one in running if one.get("server") in (None, session.name)]
+    record: dict[str, Any] = (mine or running or [{}])[0]
+    return record
+
+
+def find_members(session: ServerSession, record: dict[str, Any]) -> list[Process]:
+    """Return the server's processes as its owner's agent sees them."""
+    agent: Agent = session.owner_agent
+    host = read_host(agent)
+    server = session.server
+    recorded: tuple[ProcessId, ...] = ()
+    if record.get("pid") is not None and record.get("start_ticks") is not None:
+        recorded = (ProcessId(host.boot_id, record["pid"], record["start_ticks"]),)
+    identity = ServerIdentity(
+        session.name,
+        server.port,
+        server.model,
+        server.python,
+        tuple(server.command) if server.command is not None else None,
+        server.user,
+        record.get("unit"),
+        record.get("run"),
+        recorded,
+    )
+    view = View(
+        int(session.owner_agent.hello.get("pid", 0)),
+        host.uid,
+        None if server.user is not None else host.uid,
+        session.container,
+        holders_here=False,
+    )
+    processes = read_processes(agent)
+    wanted = candidates(identity, processes, (), view)
+    details = {found.pid: found for found in read_details(agent, wanted)} if wanted else {}
+    selection = select(identity, processes, details, (), view)
+    return [judged.process for judged in selection.members if judged.process is not None]
