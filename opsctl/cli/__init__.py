@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "diagnose": ("opsctl.cli.diagnose:diagnose_command", "Say what went wrong in a log."),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
+    "compare": ("opsctl.cli.compare:compare_command", "Smoke runs side by side, with their noise."),
     "smoke": (
         "opsctl.cli.smoke:smoke",
         "Climb the concurrency until the server breaks; say where and why.",

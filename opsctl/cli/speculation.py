@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from opsctl.cli.app import App, command, emit
+from opsctl.cli.speculation_tune import tune
 from opsctl.errors import SafetyRefusal
 from opsctl.output import Document, Finding
 
@@ -90,3 +91,4 @@ def explain(app: App, server: str, folder: Path | None) -> int:
 
 
 speculation.add_command(explain)
+speculation.add_command(tune)

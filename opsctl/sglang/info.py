@@ -36,6 +36,7 @@ class ServerInfo:
     vocabulary: int | None = None
     graph_sizes: tuple[int, ...] = ()
     draft_tokens: int | None = None
+    tp: int | None = None
     speculation: str | None = None
     grammar: bool = False
     load_route: str | None = None
@@ -99,6 +100,7 @@ def _take_server_info(info: ServerInfo, raw: dict[str, Any]) -> None:
             info.graph_sizes = (largest,) if largest else ()
     info.speculation = raw.get("speculative_algorithm")
     info.draft_tokens = _positive(raw.get("speculative_num_draft_tokens"))
+    info.tp = _positive(raw.get("tp_size"))
     info.grammar = raw.get("grammar_backend") not in (None, "none")
 
 

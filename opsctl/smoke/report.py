@@ -60,6 +60,7 @@ def report_data(report: SmokeReport, *, stored: bool = False) -> dict[str, Any]:
         "down": [level.to_dict(timeline=stored) for level in report.down],
         "mixed": None if report.mixed is None else report.mixed.to_dict(timeline=stored),
         "bracket": report.bracket,
+        "bisection": report.bisection,
         "diagnosis": report.diagnosis,
         "evidence": report.evidence,
         "interrupted": report.interrupted,
@@ -116,6 +117,10 @@ def text_report(report: SmokeReport, run: str | None) -> str:
     if bracket is not None:
         good = "none" if bracket["last_good"] is None else f"C={bracket['last_good']}"
         lines.append(f"bracket: last good {good}, first bad C={bracket['first_bad']}")
+    if report.bisection:
+        ways = {True: "every time", False: "not every time: flaky", None: "not repeated"}
+        words = ways[report.bisection["deterministic"]]
+        lines.append(f"bisected: first bad C={report.bisection['first_bad']}, it fails {words}")
     if report.diagnosis:
         lines.append(f"diagnosis: {report.diagnosis.get('category') or 'unknown'}")
         explanation = report.diagnosis.get("explanation")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl.domain.report import LevelReport, Outcome, bracket_of
-from opsctl.errors import NotMeasured, SafetyRefusal, UsageError
+from opsctl.errors import SafetyRefusal, UsageError
 from opsctl.output import Finding
 from opsctl.sglang.client import Endpoint
 from opsctl.sglang.info import (
@@ -27,10 +27,11 @@ from opsctl.smoke.levels import PROFILES, Profile, derive_levels, way_down
 from opsctl.smoke.load import Job, Level, Limits, RawLevel, Sign, raise_descriptor_limit
 from opsctl.smoke.measure import Request, measure, read_request
 from opsctl.smoke.prompts import Prompt, PromptMaker, make_prompts, request_body
-from opsctl.smoke.watch import Watch, confirm, is_listening
+from opsctl.smoke.watch import Verdict, Watch, confirm, is_listening
 
 LIVE_READINGS = 2
 LIVE_GAP_S = 0.1
+NAME_WAIT_S = 0.5
 MIXED = ("short", "long", "prefix", "plain")
 ABORT_AFTER_CHUNKS = 3
 
@@ -80,6 +81,7 @@ class SmokeReport:
     answers: dict[str, Answer] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     diagnosis: dict[str, Any] | None = None
+    bisection: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0
@@ -92,6 +94,9 @@ class SmokeReport:
 
     @property
     def bracket(self) -> dict[str, int | None] | None:
+        """Return last good and first bad level; a bisection's where there was one."""
+        if self.bisection is not None:
+            return {name: self.bisection[name] for name in ("last_good", "first_bad")}
         return bracket_of(self.levels)
 
     @property
@@ -133,6 +138,11 @@ def run_smoke(
         return runner.run(Smoke(options, watch=watch, on_event=on_event).run())
 
 
+def plan_smoke(options: Options) -> SmokeReport:
+    """Return a report without a level: what a run would do, from real reads."""
+    return asyncio.run(Smoke(options).look())
+
+
 class Smoke:
     """The sequence of one run."""
 
@@ -153,10 +163,7 @@ class Smoke:
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         self._catch_signals(loop)
-        info = await read_info(self.options.endpoint, self.options.api, self.options.model)
-        report = SmokeReport(self.options, info)
-        await self._refuse_live(info)
-        self._prepare(report)
+        report = await self.look()
         if self._watch is not None:
             self._watch.start(lambda sign: _hand_over(loop, self._take_sign, sign))
         try:
@@ -173,6 +180,14 @@ class Smoke:
         report.answers = dict(self._book.answers)
         report.seconds = time.monotonic() - started
         _add_findings(report, self._book)
+        return report
+
+    async def look(self) -> SmokeReport:
+        """Read what the server says of itself and decide the levels; nothing is generated."""
+        info = await read_info(self.options.endpoint, self.options.api, self.options.model)
+        report = SmokeReport(self.options, info)
+        await self._refuse_live(info)
+        self._prepare(report)
         return report
 
     def interrupt(self) -> None:
@@ -327,7 +342,7 @@ class Smoke:
             await self._stay_idle(level)
         if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             level.server = _metrics_change(before, await read_metrics(self.options.endpoint))
-        self._on_event("level-end", {"level": level})
+        self._on_event("level-end", {"level": level, "requests": requests})
         return level
 
     def _reads_metrics(self, report: SmokeReport) -> bool:
@@ -402,6 +417,7 @@ class Smoke:
             sign,
             lambda: self._process_sign,
         )
+        verdict = await self._name_the_dead(sign, verdict)
         level.sign = {
             "source": sign.source,
             "detail": sign.detail,
@@ -416,6 +432,19 @@ class Smoke:
         if raw.sign is None and verdict.outcome is Outcome.FAILED:
             return  # the level's own words are better
         level.outcome, level.reason = verdict.outcome, verdict.reason
+
+    async def _name_the_dead(self, sign: Sign, verdict: Verdict) -> Verdict:
+        """Wait a moment for the process watch: a name and a signal say more than a closed port."""
+        if self._watch is None or verdict.outcome is not Outcome.CRASHED:
+            return verdict
+        until = time.monotonic() + NAME_WAIT_S
+        while self._process_sign is None and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        dead = self._process_sign
+        if dead is None or dead.detail in verdict.reason:
+            return verdict
+        first = "" if sign.source == "process" else f"; {sign.detail}"
+        return Verdict(verdict.outcome, f"{dead.detail}{first}", "process")
 
     async def _stay_idle(self, level: LevelReport) -> None:
         """Watch the server become idle: pools are checked then, and some servers die of it."""
@@ -526,6 +555,3 @@ def _level_finding(level: LevelReport) -> Finding:
         level.reason,
         steps.get(level.outcome, ""),
     )
-
-
-__all__ = ["NotMeasured", "Options", "Smoke", "SmokeReport", "run_smoke"]

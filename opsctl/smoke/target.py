@@ -17,7 +17,7 @@ from opsctl.errors import OpsctlError, UsageError
 from opsctl.facts import Process, ProcessId
 from opsctl.session import ServerSession
 from opsctl.sglang.client import Endpoint
-from opsctl.smoke.agent_watch import AgentWatch
+from opsctl.smoke.agent_watch import AgentWatch, vital
 from opsctl.smoke.relay import Relay
 
 
@@ -65,13 +65,26 @@ def watch_of(session: ServerSession) -> AgentWatch | None:
     members = find_members(session, record)
     if not members:
         return None
+    log = record.get("log") or _log_of(session, vital(members)[:1])
     return AgentWatch(
         session.owner_agent,
         members,
-        session.agent if record.get("log") else None,
-        record.get("log"),
+        session.agent if log else None,
+        log,
         session.hosts.transport(session.server.host),
     )
+
+
+def _log_of(session: ServerSession, roots: list[Process]) -> str | None:
+    """Return the file that a server's root writes to, by its number where the server runs."""
+    for root in roots:
+        pid = root.ns_pids[-1] if session.container is not None and root.ns_pids else root.pid
+        try:
+            path = session.agent.call("log_read.of_process", {"pid": pid})["path"]
+        except OpsctlError:
+            return None
+        return None if path is None else str(path)
+    return None
 
 
 def launch_record(session: ServerSession) -> dict[str, Any]:

@@ -65,4 +65,25 @@ def tail(request: dict[str, Any], context: Context) -> dict[str, Any]:
     return {"text": "\n".join(lines[-wanted:]), "size": size, "complete": length == size}
 
 
-OPERATIONS = {"since": since, "tail": tail}
+def of_process(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return the file that process ``pid`` writes its output to: ``path``, None when it is no file.
+
+    ``journal`` is true when the output goes to a socket, as under systemd.
+    """
+    kinds = {}
+    for number in (1, 2):
+        try:
+            target = os.readlink("/proc/%d/fd/%d" % (request["pid"], number))
+        except OSError as error:
+            raise context.Error("log", "pid %d: %s" % (request["pid"], error.strerror)) from error
+        kinds[number] = target
+        if target.startswith("/") and not target.endswith(" (deleted)"):
+            try:
+                if stat.S_ISREG(os.stat(target).st_mode):
+                    return {"path": target, "journal": False}
+            except OSError:
+                continue
+    return {"path": None, "journal": any(v.startswith("socket:") for v in kinds.values())}
+
+
+OPERATIONS = {"of_process": of_process, "since": since, "tail": tail}

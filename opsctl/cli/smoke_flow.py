@@ -1,0 +1,380 @@
+"""The flow behind `opsctl smoke`: options to a run, a run to its reports."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from opsctl.cli.app import App
+from opsctl.domain.report import LevelReport
+from opsctl.errors import UsageError
+from opsctl.output import Document, Finding
+from opsctl.sglang.client import Endpoint, parse_url
+from opsctl.smoke.agent_watch import AgentWatch
+from opsctl.smoke.bracket import Restart
+from opsctl.smoke.comeback import CommandRestart, bisect_report
+from opsctl.smoke.diagnosis import diagnose_level
+from opsctl.smoke.gates import (
+    Gate,
+    GateResult,
+    check_metric,
+    judge_gates,
+    judge_ratio,
+    parse_gate,
+    parse_slo,
+)
+from opsctl.smoke.levels import PROFILES, parse_levels
+from opsctl.smoke.prompts import SHAPES, read_prompts
+from opsctl.smoke.report import PlainView, report_data, smoke_document, text_report
+from opsctl.smoke.run import Options, SmokeReport, plan_smoke, run_smoke
+from opsctl.smoke.store import answers_from_json, load_result, new_run_id, save_result
+
+OWN = (
+    "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
+    "html_path", "records_path", "label", "reference", "slo",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Flow:
+    """One command line, from its options to the document."""
+
+    app: App
+    server: str | None
+    url: str | None
+    given: dict[str, Any]
+    own: dict[str, Any] = field(default_factory=dict)
+    gates: list[Gate] = field(default_factory=list)
+    slo: dict[str, float] = field(default_factory=dict)
+    against: dict[str, Any] | None = None
+    answers: dict[str, Any] | None = None
+
+    def run(self) -> tuple[Document, Callable[[], str]]:
+        self._check()
+        with ExitStack() as stack:
+            if self.app.dry_run:
+                return self._plan(stack)
+            if self.url is not None:
+                report = self._run_url(self.url, stack)
+            else:
+                report = self._run_server(str(self.server), stack)
+        run = new_run_id()
+        stored = report_data(report, stored=True)
+        stored["label"] = self.own["label"] or self.server
+        gates = self._judge(stored)
+        document = smoke_document(report, run)
+        document.findings += gates.findings
+        if document.exit_code == 0 and gates.exit_code:
+            document.exit_code = gates.exit_code
+            document.outcome = "failed" if gates.exit_code == 70 else "not-measured"
+        stored["outcome"] = document.outcome
+        save_result(self.app.state(), run, stored)
+        self._write_files(stored | {"run": run}, gates)
+        return document, lambda: text_report(report, run)
+
+    def _check(self) -> None:
+        """Refuse what cannot work before anything is sent."""
+        if (self.server is None) == (self.url is None):
+            raise UsageError(
+                "name a server of the site file, or give --url",
+                next_step="for example: opsctl smoke --url http://127.0.0.1:30000",
+            )
+        self.own = {name: self.given.pop(name) for name in OWN}
+        self.gates = [parse_gate(text) for text in self.own["fail_if"]]
+        self.slo = parse_slo(self.own["slo"])
+        for metric, ratio in self.own["min_ratio"]:
+            check_metric(metric)
+            if ratio <= 0:
+                raise UsageError(f"the ratio for {metric} must be above 0")
+        if bool(self.own["min_ratio"]) != (self.own["against"] is not None):
+            raise UsageError("--min-ratio and --against go together")
+        if self.own["against"] is not None:
+            self.against = load_result(self.app.state(), self.own["against"])
+        if self.own["reference"] is not None:
+            earlier = load_result(self.app.state(), self.own["reference"])
+            self.answers = answers_from_json(earlier.get("answers"))
+            if not self.answers:
+                raise UsageError(f"the run {self.own['reference']} kept no answers")
+        if self.own["restart_command"] and not (self.url and self.own["bisect"]):
+            raise UsageError("--restart-command goes with --url and --bisect")
+        if self.url and self.own["bisect"] and not self.own["restart_command"]:
+            raise UsageError(
+                "--bisect restarts the server, and a URL does not say how",
+                next_step="give --restart-command, or a server of the site file",
+            )
+
+    def _plan(self, stack: ExitStack) -> tuple[Document, Callable[[], str]]:
+        """Say what would be sent, from real reads; nothing is generated."""
+        if self.url is not None:
+            endpoint, api = self._endpoint(self.url)
+            options = self._options(endpoint, api or self.given["api"])
+        else:
+            from opsctl.session import ServerSession, open_hosts
+            from opsctl.site import load_site
+            from opsctl.smoke.target import open_target
+
+            site = load_site(self.app.site_path)
+            session = ServerSession(stack.enter_context(open_hosts(site)), str(self.server))
+            target = stack.enter_context(open_target(session))
+            options = self._server_options(session.server, target.endpoint)
+        report = plan_smoke(options)
+        profile = PROFILES[options.profile]
+        levels = [
+            {"concurrency": c, "requests": profile.requests(c, options.requests)}
+            for c in report.wanted
+        ]
+        data = {
+            "url": options.endpoint.url,
+            "api": report.info.api,
+            "profile": options.profile,
+            "tokens": options.tokens or profile.tokens,
+            "levels": levels,
+            "down": profile.down if options.down is None else options.down,
+            "mixed": profile.mixed if options.mixed is None else options.mixed,
+            "bisect": self.own["bisect"],
+        }
+
+        def text() -> str:
+            lines = [f"would send to {data['url']} ({data['api']}, {data['tokens']} tokens each):"]
+            lines += [f"  C={one['concurrency']}: {one['requests']} requests" for one in levels]
+            if self.own["bisect"]:
+                lines.append("  then restart the server and search the exact first bad level")
+            return "\n".join(lines)
+
+        return Document("smoke", "planned", data=data), text
+
+    def _run_url(self, url: str, stack: ExitStack) -> SmokeReport:
+        endpoint, api = self._endpoint(url)
+        options = self._options(endpoint, api or self.given["api"])
+        watch = None
+        if self.own["log_path"] is not None:
+            watch = stack.enter_context(_local_log(self.own["log_path"]))
+        report = self._climb(options, watch)
+        if self.own["bisect"]:
+            self.app.confirm(f"restart the server by '{self.own['restart_command']}'?")
+            argv = shlex.split(self.own["restart_command"])
+            restart = CommandRestart(argv, endpoint, options.api, _say)
+            self._bisect(report, lambda again: self._climb(again, None), restart)
+        return report
+
+    def _run_server(self, name: str, stack: ExitStack) -> SmokeReport:
+        from opsctl.session import ServerSession, open_hosts
+        from opsctl.site import load_site
+        from opsctl.smoke.target import open_target
+
+        if self.own["log_path"] is not None:
+            raise UsageError("--log goes with --url: a server's own log is followed anyway")
+        site = load_site(self.app.site_path)
+        session = ServerSession(stack.enter_context(open_hosts(site)), name)
+
+        def climb(change: Callable[[Options], Options]) -> SmokeReport:
+            with open_target(session) as target:
+                if target.problem is not None:
+                    _say(f"nobody watches the processes: {target.problem}")
+                options = self._server_options(session.server, target.endpoint)
+                return self._climb(change(options), target.watch)
+
+        report = climb(lambda options: options)
+        if self.own["bisect"]:
+            restart = self._restart_of(name)
+            self._bisect(
+                report,
+                lambda again: climb(lambda fresh: replace(again, endpoint=fresh.endpoint)),
+                restart,
+            )
+        return report
+
+    def _restart_of(self, name: str) -> Restart:
+        """Return the restart of a server of the site, by its playbook."""
+        from opsctl.smoke.playbook_restart import PlaybookRestart
+
+        self.app.confirm(f"restart the server {name} after each crash?")
+        return PlaybookRestart(name, self.app.site_path, self.app.state_dir, _say)
+
+    def _bisect(
+        self,
+        report: SmokeReport,
+        run_again: Callable[[Options], SmokeReport],
+        restart: Restart,
+    ) -> None:
+        found = bisect_report(report, run_again, restart)
+        report.bisection = None if found is None else found.to_dict()
+
+    def _climb(self, options: Options, watch: AgentWatch | None) -> SmokeReport:
+        handlers: list[Any] = [self._view()]
+        if self.own["records_path"] is not None:
+            from opsctl.smoke.records import RecordWriter
+
+            handlers.append(RecordWriter(self.own["records_path"]))
+
+        def on_event(kind: str, payload: dict[str, Any]) -> None:
+            for handler in handlers:
+                handler(kind, payload)
+
+        try:
+            report = run_smoke(options, watch=watch, on_event=on_event)
+        finally:
+            for handler in handlers:
+                handler.close()
+        bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
+        if bad is not None:
+            text = watch.text if watch is not None else ""
+            report.diagnosis = diagnose_level(bad, report.info, text, options.threshold)
+            add_diagnosis(report, bad)
+        return report
+
+    def _view(self) -> Any:
+        if sys.stderr.isatty() and not self.app.as_json:
+            from opsctl.smoke.live import LiveView
+
+            return LiveView()
+        return PlainView()
+
+    def _endpoint(self, url: str) -> tuple[Endpoint, str | None]:
+        endpoint, api = parse_url(url)
+        key, ca = self.given["api_key_file"], self.given["ca_file"]
+        return replace(
+            endpoint,
+            api_key=_read_key(key) if key is not None else None,
+            verify=not self.given["insecure"],
+            ca_file=str(ca) if ca is not None else None,
+        ), api
+
+    def _options(self, endpoint: Endpoint, api: str | None) -> Options:
+        given = self.given
+        prompts = given["prompts_path"]
+        shapes = tuple(given["shapes"].split(",")) if given["shapes"] else ()
+        for shape in shapes:
+            if shape not in SHAPES:
+                raise UsageError(
+                    f"there is no shape '{shape}'", next_step=f"one of {', '.join(SHAPES)}"
+                )
+        return Options(
+            endpoint,
+            api,
+            given["model"],
+            parse_levels(given["levels"]) if given["levels"] is not None else None,
+            given["profile"] or "quick",
+            given["requests"],
+            given["tokens"],
+            given["seconds"],
+            given["prompt_kind"],
+            given["prompt_tokens"],
+            read_prompts(prompts) if prompts is not None else (),
+            given["seed"],
+            given["stall_s"],
+            given["startup_s"] or 120.0,
+            given["allow_live"],
+            given["drift"],
+            self.slo,
+            shapes,
+            given["down"],
+            idle_s=given["idle_s"],
+            reference=self.answers,
+            go_on=given["keep_going"],
+        )
+
+    def _server_options(self, server: Any, endpoint: Endpoint) -> Options:
+        """Return the options of a server: its own smoke settings, where the command line is silent."""
+        settings = server.smoke
+        options = self._options(endpoint, self.given["api"])
+        told = settings.model_fields_set
+        if self.given["levels"] is None and "levels" in told:
+            options.levels = tuple(settings.levels)
+        if self.given["profile"] is None:
+            options.profile = settings.profile
+        if self.given["requests"] is None:
+            options.requests = settings.requests
+        if self.given["tokens"] is None and "tokens" in told:
+            options.tokens = settings.tokens
+        if self.given["startup_s"] is None:
+            options.startup_s = settings.timeout_s
+        if not options.own_prompts and settings.prompts is not None:
+            options.own_prompts = read_prompts(settings.prompts)
+        if server.speculation is not None:
+            options.threshold = server.speculation.disable_above
+        return options
+
+    def _judge(self, stored: dict[str, Any]) -> GateResult:
+        levels = [level for level in stored["levels"] if level["requests"]]
+        results = [judge_gates(self.gates, levels)] if self.gates else []
+        for metric, ratio in self.own["min_ratio"]:
+            assert self.against is not None
+            results.append(judge_ratio(metric, ratio, levels, self.against["levels"]))
+        findings = tuple(finding for result in results for finding in result.findings)
+        codes = [result.exit_code for result in results]
+        return GateResult(findings, 70 if 70 in codes else max(codes, default=0))
+
+    def _write_files(self, stored: dict[str, Any], gates: GateResult) -> None:
+        if self.own["junit_path"] is not None:
+            from opsctl.smoke.junit import junit_report
+
+            _write(self.own["junit_path"], junit_report(stored, gates.findings))
+        if self.own["html_path"] is not None:
+            from opsctl.smoke.html import html_report
+
+            runs = [stored] if self.against is None else [stored, self.against]
+            _write(self.own["html_path"], html_report(runs))
+
+
+def add_diagnosis(report: SmokeReport, bad: LevelReport) -> None:
+    """Say the diagnosis as a finding, in the place of the advice to look for one."""
+    found = report.diagnosis
+    if found is None:
+        return
+    subject = f"level {bad.concurrency}"
+    report.findings[:] = [
+        replace(f, next="") if f.code == f"level-{bad.outcome.value}" else f
+        for f in report.findings
+    ]
+    steps = found["next"]
+    report.findings.append(
+        Finding(
+            found["category"] or "unknown", subject, found["explanation"], steps[0] if steps else ""
+        )
+    )
+
+
+def _local_log(path: Path) -> Any:
+    """Return a watch on a log of this machine, as a context."""
+    from contextlib import contextmanager
+
+    from opsctl.session import open_hosts
+    from opsctl.site import Host, Site
+
+    if not path.is_file():
+        raise UsageError(f"there is no log {path}")
+
+    @contextmanager
+    def watching() -> Any:
+        with open_hosts(Site(hosts={"here": Host(local=True)})) as hosts:
+            agent = hosts.agent("here")
+            yield AgentWatch(agent, (), agent, str(path.resolve()))
+
+    return watching()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the key file {path} cannot be read: {error}") from error
+    if not key or not key.isprintable() or not key.isascii():
+        raise UsageError(f"the key file {path} holds no usable key")
+    return key
