@@ -16,7 +16,8 @@ def open_transport(
 
     Args:
         entry: ``{"local": True}``, ``{"ssh": "root@host:22"}`` or ``{"pct": 129, "via": "pve1"}``, each
-            with an optional ``become: sudo`` (not for pct: it belongs to the node).
+            with an optional ``become: sudo`` (not for pct: it belongs to the node). For ssh also
+            ``config_file``, ``known_hosts``, ``identity_file``, ``connect_timeout_s``.
         lookup: returns the entry of another host by its name, for ``via``.
     """
     become = entry.get("become")
@@ -24,7 +25,13 @@ def open_transport(
         from opsctl.transport.ssh import SshTransport
         from opsctl.transport.ssh_connect import parse_target
 
-        return SshTransport(parse_target(entry["ssh"]), become)
+        paths = {name: entry.get(name) for name in ("known_hosts", "identity_file")}
+        options = {name: str(path) for name, path in paths.items() if path is not None}
+        if entry.get("config_file") is not None:
+            options["ssh_config_path"] = str(entry["config_file"])
+        timeout_s = float(entry.get("connect_timeout_s", 10.0))
+        target = parse_target(entry["ssh"], connect_timeout_s=timeout_s, **options)
+        return SshTransport(target, become)
     if entry.get("pct"):
         from opsctl.transport.pct import PctTransport
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import logging
 import os
@@ -46,6 +47,8 @@ class Target:
     port: int | None = None
     connect_timeout_s: float = 10.0
     ssh_config_path: str | None = None  # instead of ~/.ssh/config and /etc/ssh/ssh_config
+    known_hosts: str | None = None  # instead of those that ssh_config names
+    identity_file: str | None = None  # besides those that ssh_config names
 
 
 class Retryable(Exception):
@@ -129,6 +132,9 @@ def _connection(target: Target) -> fabric.Connection:
     if jumps != "none":
         for hop in jumps.split(","):  # visited in the order written, as ssh(1) does
             jump = parse_target(hop.strip())
+            jump = dataclasses.replace(
+                jump, known_hosts=target.known_hosts, identity_file=target.identity_file
+            )
             gateway = _single(config, jump, target.connect_timeout_s, gateway)
     elif "proxycommand" in base.lookup(target.host):
         gateway = base.lookup(target.host)["proxycommand"]
@@ -142,10 +148,14 @@ def _single(
     looked_up = config.base_ssh_config.lookup(target.host)
     if looked_up.get("identitiesonly") == "yes":
         kwargs |= {"allow_agent": False, "look_for_keys": False}
+    if target.identity_file:
+        kwargs["key_filename"] = [str(Path(target.identity_file).expanduser())]
     connection = fabric.Connection(
         target.host, target.user, target.port, config, gateway, connect_kwargs=kwargs
     )
     files = looked_up.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+    if target.known_hosts:
+        files = [target.known_hosts]
     files += looked_up.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
     for file in (Path(name).expanduser() for name in files):
         if file.is_file():
