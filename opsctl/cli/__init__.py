@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("opsctl.cli.history:show", "Show one run."),
     "resume": ("opsctl.cli.resume:resume", "Go on with a run that was cut."),
     "logs": ("opsctl.cli.logs:logs", "Print the log of a server's run."),
+    "status": ("opsctl.cli.status:status", "Show servers, processes, GPUs and leftovers."),
     "patch": (
         "opsctl.cli.patch:patch",
         "Apply, prove, revert patches of installed packages.",

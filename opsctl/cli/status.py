@@ -1,0 +1,300 @@
+"""`opsctl status`: one screen that says what runs, what holds the GPUs, and what is left over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from opsctl.cli.app import App, command, emit
+from opsctl.cli.render import columns, duration, mib
+from opsctl.output import Document, Finding
+
+if TYPE_CHECKING:
+    from opsctl.domain.gpu import GpuVerdict
+    from opsctl.domain.process import Judged
+    from opsctl.facts import Gpu
+    from opsctl.status import HostView, Overview, ServerView
+
+
+@command("status")
+@click.argument("target", required=False, metavar="[SERVER|HOST]")
+@click.option("--watch", is_flag=True, help="Look again every --every seconds, until Ctrl-C.")
+@click.option("--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True)
+def status(app: App, target: str | None, watch: bool, every: float) -> int:
+    """Show servers, their processes, GPUs, leftovers and containers in one screen.
+
+    Reads only. What could not be looked at is shown as unknown, and its reason ends the output.
+
+    \b
+    Examples:
+      opsctl status              everything in the site file
+      opsctl status glm5         one server and the hosts that it touches
+      opsctl status gpu1 --json  one host, for a script
+    """
+    from opsctl.session import open_hosts
+    from opsctl.site import load_site
+
+    site = load_site(app.site_path)
+    with open_hosts(site) as hosts:
+        if not watch:
+            return _show(app, hosts, target)
+        return _watch(app, hosts, target, every)
+
+
+def _show(app: App, hosts: Any, target: str | None) -> int:
+    from opsctl.status import look
+
+    overview = look(hosts, target)
+    return emit(app, document_of(overview, target), lambda: text_of(overview))
+
+
+def _watch(app: App, hosts: Any, target: str | None, every: float) -> int:
+    import sys
+    import time
+
+    while True:
+        if sys.stdout.isatty() and not app.as_json:
+            click.echo("\x1b[H\x1b[2J", nl=False)
+        code = _show(app, hosts, target)
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:
+            return code
+
+
+def document_of(overview: Overview, target: str | None) -> Document:
+    """Return the overview as the document ``opsctl.status/1``."""
+    findings = list(_findings(overview, target))
+    failed = [view.error for view in overview.hosts if view.error]
+    failed += [view.error for view in overview.servers if view.error]
+    code = failed[0].exit_code if failed else 0
+    if code == 0 and any(finding.code.startswith("nvml-") for finding in findings):
+        code = 21
+    return Document(
+        "status",
+        "ok" if code == 0 else "incomplete",
+        code,
+        findings=findings,
+        data={
+            "hosts": [_host_data(view) for view in overview.hosts],
+            "servers": [_server_data(view) for view in overview.servers],
+        },
+    )
+
+
+def _findings(overview: Overview, target: str | None) -> list[Finding]:
+    found: dict[tuple[str, str], Finding] = {}
+
+    def add(finding: Finding) -> None:
+        found.setdefault((finding.subject, finding.text), finding)
+
+    for host in overview.hosts:
+        if host.error:
+            add(Finding(host.error.code, host.name, host.error.message, host.error.next_step or ""))
+        elif target == host.name and host.report is not None and host.report.state != "ok":
+            from opsctl.domain.gpu_memory import judge_memory
+
+            for finding in judge_memory(host.report, ()).findings:
+                if finding.code.startswith("nvml-"):
+                    add(Finding(finding.code, host.name, finding.text, finding.next))
+    for server in overview.servers:
+        for finding in server.notes:
+            add(finding)
+        if server.memory is not None:
+            for finding in server.memory.all_findings:
+                if finding.code.startswith(("nvml-", "fewer", "gpu-missing")):
+                    add(finding)
+    return list(found.values())
+
+
+def _host_data(view: HostView) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "name": view.name,
+        "way": view.way,
+        "error": view.error.message if view.error else None,
+        "host": asdict(view.host) if view.host else None,
+        "gpus": asdict(view.report) if view.report else None,
+        "container": asdict(view.container) if view.container else None,
+    }
+
+
+def _server_data(view: ServerView) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    selection = view.picture.selection if view.picture else None
+    return {
+        "name": view.name,
+        "host": view.host,
+        "port": view.port,
+        "state": view.judgement.state.value,
+        "why": view.judgement.why,
+        "machine": view.machine or None,
+        "gpu_host": view.gpu_host,
+        "processes": [
+            _process_data(judged, kind)
+            for kind in ("members", "foreign", "protected")
+            for judged in getattr(selection, kind, ())
+        ],
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "index": gpu.index,
+                "state": gpu.state.value,
+                "used_bytes": gpu.used_bytes,
+                "total_bytes": gpu.total_bytes,
+                "holders": [
+                    {"pid": h.holder.pid, "class": h.kind, "used_bytes": h.holder.used_bytes}
+                    for h in gpu.holders
+                ],
+            }
+            for gpu in (view.memory.gpus if view.memory else ())
+        ],
+        "package": asdict(view.package) if view.package else None,
+        "leftovers": [asdict(leftover) for leftover in view.leftovers],
+    }
+
+
+def _process_data(judged: Judged, kind: str) -> dict[str, Any]:
+    from opsctl.domain.overview import role_of
+
+    process = judged.process
+    return {
+        "pid": judged.pid,
+        "ns_pid": process.ns_pids[-1] if process and process.ns_pids else None,
+        "start_ticks": process.identity.start_ticks if process else None,
+        "class": {"members": "member"}.get(kind, kind),
+        "role": role_of(process) if process else None,
+        "held_bytes": judged.held_bytes,
+        "reason": judged.reason,
+    }
+
+
+def text_of(overview: Overview) -> str:
+    """Return the screen that a person reads."""
+    lines: list[str] = []
+    for server in overview.servers:
+        lines += [*_server_lines(server), ""]
+    shown = {view.gpu_host for view in overview.servers}
+    for host in overview.hosts:
+        lines += _host_lines(host, overview, brief=host.name in shown)
+    return "\n".join(lines).rstrip()
+
+
+def _server_lines(view: ServerView) -> list[str]:
+    lines = [f"{view.name}: {view.judgement.state.value} ({view.judgement.why})"]
+    package = view.package
+    if package is not None:
+        version = package.version or f"unknown ({package.error})"
+        lines.append(f"  sglang {version} in {package.location or package.interpreter}")
+    if view.machine:
+        lines.append(f"  on {view.host}, GPUs of {view.gpu_host}: {view.machine}")
+    selection = view.picture.selection if view.picture else None
+    if selection is not None and selection.members:
+        lines += columns(
+            [_process_row(member, selection.members) for member in selection.members],
+            ("pid", "in container", "up", "role", "gpu memory", "command"),
+        )
+    for kind, judged in (
+        *(("foreign", j) for j in (selection.foreign if selection else ())),
+        *(("protected", j) for j in (selection.protected if selection else ()) if j.holds),
+    ):
+        lines.append(f"  {kind} on its GPUs: pid {judged.pid}, {judged.reason}")
+    for doubt in selection.ambiguous if selection else ():
+        lines.append(f"  in doubt: pid {doubt.pid}, {doubt.reason}")
+    if view.memory is not None and view.memory.gpus:
+        lines += columns(
+            [_gpu_row(gpu) for gpu in view.memory.gpus],
+            ("gpu", "state", "used", "of", "held by", "name"),
+        )
+    for leftover in view.leftovers:
+        owner = "" if leftover.owner_pid is None else f", pid {leftover.owner_pid}"
+        alive = {True: " alive", False: " dead", None: ""}[leftover.owner_alive]
+        size = "" if leftover.size_bytes is None else f", {mib(leftover.size_bytes)}"
+        lines.append(f"  {leftover.kind}: {leftover.path}{owner}{alive}{size}")
+    return lines
+
+
+def _process_row(member: Judged, members: tuple[Judged, ...]) -> tuple[str, ...]:
+    from opsctl.domain.overview import role_of
+    from opsctl.domain.process import shorten
+
+    process = member.process
+    if process is None:
+        return (str(member.pid), "-", "unknown", "unknown", mib(member.held_bytes), member.reason)
+    inner = str(process.ns_pids[-1]) if len(process.ns_pids) > 1 else "-"
+    return (
+        str(member.pid),
+        inner,
+        duration(process.age_s),
+        role_of(process) + (" (zombie)" if process.is_dead else ""),
+        mib(member.held_bytes) if member.holds else "-",
+        shorten(process.argv, 70),
+    )
+
+
+def _gpu_row(gpu: GpuVerdict) -> tuple[str, ...]:
+    holders = ", ".join(f"pid {h.holder.pid} ({h.kind or 'unknown'})" for h in gpu.holders)
+    return (
+        "-" if gpu.index is None else str(gpu.index),
+        gpu.state.value,
+        mib(gpu.used_bytes),
+        mib(gpu.total_bytes),
+        holders or ("-" if gpu.state.value == "free" else "nobody that NVML names"),
+        gpu.name or "unknown",
+    )
+
+
+def _host_lines(view: HostView, overview: Overview, *, brief: bool) -> list[str]:
+    if view.container is not None:
+        state = view.container.status or "unknown"
+        lock = f", locked ({view.container.lock})" if view.container.lock else ""
+        name = f" '{view.container.name}'" if view.container.name else ""
+        where = f"container {view.container.vmid}{name} on {view.container.node}"
+        return [f"{view.name}: {where}: {state}{lock}"]
+    if view.error is not None:
+        return [f"{view.name}: unknown ({view.way})"]
+    lines = [f"{view.name}: {view.way}, {_host_words(view)}"]
+    if view.report is not None:
+        lines[0] += f"; {_report_words(view)}"
+        if not brief and view.report.gpus:
+            lines += columns(
+                [_plain_gpu_row(gpu) for gpu in view.report.gpus],
+                ("gpu", "read", "used", "of", "held by", "name"),
+            )
+    return lines
+
+
+def _host_words(view: HostView) -> str:
+    host = view.host
+    if host is None:
+        return "unknown"
+    kind = f"{host.container} container" if host.container else "host"
+    init = "systemd" if host.systemd else "no systemd"
+    return f"{kind} {host.hostname}, kernel {host.kernel}, {init}, boot {host.boot_id[:8]}"
+
+
+def _report_words(view: HostView) -> str:
+    report = view.report
+    assert report is not None
+    if report.state == "ok":
+        driver = report.driver_version or "unknown"
+        return f"{len(report.gpus)} GPUs, driver {driver}, CUDA {report.cuda_version or 'unknown'}"
+    return f"GPUs unknown: {report.state}" + (f" ({report.detail})" if report.detail else "")
+
+
+def _plain_gpu_row(gpu: Gpu) -> tuple[str, ...]:
+    if gpu.processes is None:
+        holders = "unknown"
+    else:
+        holders = ", ".join(f"pid {p.pid} ({p.kind})" for p in gpu.processes) or "-"
+    return (
+        str(gpu.index),
+        gpu.read.value,
+        mib(gpu.used_bytes),
+        mib(gpu.total_bytes),
+        holders,
+        gpu.name or "unknown",
+    )
