@@ -267,6 +267,8 @@ def private_streams() -> tuple[int, int]:
 
 def main(marker: str, silence_s: float) -> NoReturn:
     """Serve one client; called by BOOT with this module's source compiled and run."""
+    if not sys.executable:  # an odd argv[0] or PATH leaves it empty; children of ours need it
+        sys.executable = os.path.realpath("/proc/self/exe")
     for name in ("opsctl", "opsctl.agent", "opsctl.agent.ops"):
         package = types.ModuleType(name)
         package.__path__ = []

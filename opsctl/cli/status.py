@@ -13,6 +13,7 @@ from opsctl.output import Document, Finding
 if TYPE_CHECKING:
     from opsctl.domain.gpu import GpuVerdict
     from opsctl.domain.process import Judged
+    from opsctl.errors import OpsctlError
     from opsctl.facts import Gpu
     from opsctl.status import HostView, Overview, ServerView
 
@@ -66,9 +67,11 @@ def _watch(app: App, hosts: Any, target: str | None, every: float) -> int:
 def document_of(overview: Overview, target: str | None) -> Document:
     """Return the overview as the document ``opsctl.status/1``."""
     findings = list(_findings(overview, target))
-    failed = [view.error for view in overview.hosts if view.error]
-    failed += [view.error for view in overview.servers if view.error]
-    code = failed[0].exit_code if failed else 0
+    failed = [view.error for view in overview.hosts if _counts(view, target)]
+    failed += [
+        view.error for view in overview.servers if view.error and not _is_stopped(view.error)
+    ]
+    code = failed[0].exit_code if failed and failed[0] else 0
     if code == 0 and any(finding.code.startswith("nvml-") for finding in findings):
         code = 21
     return Document(
@@ -83,6 +86,15 @@ def document_of(overview: Overview, target: str | None) -> Document:
     )
 
 
+def _is_stopped(error: OpsctlError) -> bool:
+    return error.code == "container-stopped"
+
+
+def _counts(view: HostView, target: str | None) -> bool:
+    """Say whether a host's error is news: a container that is known to be stopped is none by itself."""
+    return view.error is not None and (target == view.name or not _is_stopped(view.error))
+
+
 def _findings(overview: Overview, target: str | None) -> list[Finding]:
     found: dict[tuple[str, str], Finding] = {}
 
@@ -90,7 +102,7 @@ def _findings(overview: Overview, target: str | None) -> list[Finding]:
         found.setdefault((finding.subject, finding.text), finding)
 
     for host in overview.hosts:
-        if host.error:
+        if host.error and _counts(host, target):
             add(Finding(host.error.code, host.name, host.error.message, host.error.next_step or ""))
         elif target == host.name and host.report is not None and host.report.state != "ok":
             from opsctl.domain.gpu_memory import judge_memory
@@ -104,7 +116,8 @@ def _findings(overview: Overview, target: str | None) -> list[Finding]:
         if server.memory is not None:
             for finding in server.memory.all_findings:
                 if finding.code.startswith(("nvml-", "fewer", "gpu-missing")):
-                    add(finding)
+                    subject = finding.subject or server.gpu_host
+                    add(Finding(finding.code, subject, finding.text, finding.next))
     return list(found.values())
 
 
@@ -177,9 +190,11 @@ def text_of(overview: Overview) -> str:
     lines: list[str] = []
     for server in overview.servers:
         lines += [*_server_lines(server), ""]
-    shown = {view.gpu_host for view in overview.servers}
+    shown = {gpu.uuid for view in overview.servers if view.memory for gpu in view.memory.gpus}
     for host in overview.hosts:
-        lines += _host_lines(host, overview, brief=host.name in shown)
+        uuids = {gpu.uuid for gpu in host.report.gpus} if host.report else set()
+        lines += _host_lines(host, brief=uuids <= shown)
+        shown |= uuids
     return "\n".join(lines).rstrip()
 
 
@@ -205,10 +220,8 @@ def _server_lines(view: ServerView) -> list[str]:
     for doubt in selection.ambiguous if selection else ():
         lines.append(f"  in doubt: pid {doubt.pid}, {doubt.reason}")
     if view.memory is not None and view.memory.gpus:
-        lines += columns(
-            [_gpu_row(gpu) for gpu in view.memory.gpus],
-            ("gpu", "state", "used", "of", "held by", "name"),
-        )
+        rows = grouped([_gpu_row(gpu) for gpu in view.memory.gpus])
+        lines += columns(rows, ("gpu", "state", "used", "of", "held by", "name"))
     for leftover in view.leftovers:
         owner = "" if leftover.owner_pid is None else f", pid {leftover.owner_pid}"
         alive = {True: " alive", False: " dead", None: ""}[leftover.owner_alive]
@@ -247,7 +260,7 @@ def _gpu_row(gpu: GpuVerdict) -> tuple[str, ...]:
     )
 
 
-def _host_lines(view: HostView, overview: Overview, *, brief: bool) -> list[str]:
+def _host_lines(view: HostView, *, brief: bool) -> list[str]:
     if view.container is not None:
         state = view.container.status or "unknown"
         lock = f", locked ({view.container.lock})" if view.container.lock else ""
@@ -260,10 +273,8 @@ def _host_lines(view: HostView, overview: Overview, *, brief: bool) -> list[str]
     if view.report is not None:
         lines[0] += f"; {_report_words(view)}"
         if not brief and view.report.gpus:
-            lines += columns(
-                [_plain_gpu_row(gpu) for gpu in view.report.gpus],
-                ("gpu", "read", "used", "of", "held by", "name"),
-            )
+            rows = grouped([_plain_gpu_row(gpu) for gpu in view.report.gpus])
+            lines += columns(rows, ("gpu", "read", "used", "of", "held by", "name"))
     return lines
 
 
@@ -283,6 +294,20 @@ def _report_words(view: HostView) -> str:
         driver = report.driver_version or "unknown"
         return f"{len(report.gpus)} GPUs, driver {driver}, CUDA {report.cuda_version or 'unknown'}"
     return f"GPUs unknown: {report.state}" + (f" ({report.detail})" if report.detail else "")
+
+
+def grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Fold neighbouring GPUs that show the same into one row: ``0-7  free  0 MiB ...``."""
+    folded: list[tuple[list[str], tuple[str, ...]]] = []
+    for index, *rest in rows:
+        if folded and folded[-1][1] == tuple(rest):
+            folded[-1][0].append(index)
+        else:
+            folded.append(([index], tuple(rest)))
+    return [
+        (numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}", *rest)
+        for numbers, rest in folded
+    ]
 
 
 def _plain_gpu_row(gpu: Gpu) -> tuple[str, ...]:
