@@ -84,7 +84,6 @@ def test_stopped_container_is_named_with_the_way_to_start_it(clean_lab: Lab) -> 
     [
         ("driver-not-loaded", "not loaded"),
         ("mismatch", "mismatch"),
-        ("no-permission", "nvml"),
     ],
 )
 def test_nvml_trouble_is_unknown_never_free(clean_lab: Lab, fault: str, words: str) -> None:
