@@ -31,6 +31,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Explain how drafting stops under load.",
     ),
     "diagnose": ("opsctl.cli.diagnose:diagnose_command", "Say what went wrong in a log."),
+    "stop": (
+        "opsctl.cli.stop:stop",
+        "Stop a server by identity, and prove its GPU memory free.",
+    ),
+    "kill": ("opsctl.cli.stop:kill", "The same proof without grace: KILL at once."),
+    "gpu": ("opsctl.cli.gpu:gpu", "Show, verify, wait for and probe GPUs."),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "compare": ("opsctl.cli.compare:compare_command", "Smoke runs side by side, with their noise."),
     "smoke": (

@@ -140,7 +140,7 @@ class _Judge:
             port_fits = self._listens(process.pid) or None
         if not port_fits or self.server.fits_model(line) is False:
             return None
-        model = f", model {line.model}" if line.model else ""
+        model = " with this model" if line.model and self.server.model else ""
         return f"command line: sglang on port {self.server.port}{model}"
 
     def _listens(self, pid: int) -> bool:

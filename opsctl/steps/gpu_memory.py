@@ -16,6 +16,7 @@ from opsctl.steps.baselines import load_baselines, save_baselines
 from opsctl.steps.picture import Picture, StopSession, take_picture
 from opsctl.steps.watching import MemoryPoll
 
+LAST_EXIT_KEY = "last-exit"
 POLL_KEY = "memory-poll"
 PICTURE_KEY = "stop-picture"
 NO_GPU_STATES = ("no-library", "driver-not-loaded", "no-devices")
@@ -39,7 +40,8 @@ class ProveGpuMemory:
     def run(self, ctx: StepContext) -> StepResult:
         poll = ctx.live.pop(POLL_KEY, None)
         if not isinstance(poll, MemoryPoll):
-            picture = picture_of(ctx)
+            kept = ctx.live.pop(PICTURE_KEY, None)
+            picture = cast(Picture, kept[1]) if isinstance(kept, tuple) else picture_of(ctx)
             if has_no_gpus(ctx, picture.report):
                 return no_gpus_result(ctx)
             poll = start_poll(ctx, picture, self._timeout_s(ctx))
@@ -48,7 +50,7 @@ class ProveGpuMemory:
         verdict = poll.wait()
         learned = learn(ctx, poll.report, verdict, poll.stays)
         data = memory_data(verdict, before, poll.free_after_s)
-        data["proven_at_s"] = poll.proven_at_s
+        data["proven_after_exit_s"] = _since(ctx.live.pop(LAST_EXIT_KEY, None), poll.proven_at_s)
         data["learned"] = sorted(learned)
         data["summary"] = memory_summary(verdict)
         good = verdict.exit_code == 0
@@ -62,6 +64,12 @@ class ProveGpuMemory:
     def _timeout_s(self, ctx: StepContext) -> float:
         wanted = ctx.server.stop.memory_timeout_s if self.timeout_s is None else self.timeout_s
         return ctx.deadline.left(ctx.clock.now(), wanted)
+
+
+def _since(began_s: object, ended_s: float | None) -> float | None:
+    if not isinstance(began_s, float) or ended_s is None:
+        return None
+    return round(max(0.0, ended_s - began_s), 4)
 
 
 def picture_of(ctx: StepContext) -> Picture:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opsctl.agent.read import processes_of, read_details, read_gpus
+from opsctl.agent.read import processes_of, read_details, read_gpus, read_host
 from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
 from opsctl.domain.process import Judged, ProcessClass, Selection, candidates, describe
 from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, container_of, program_of
@@ -76,18 +76,19 @@ def take_picture(session: StopSession) -> Picture:
         scan = pool.submit(owner.call, "process.scan", timeout_s=30.0)
         gpus = pool.submit(read_gpus, session.gpu_agent)
         records = pool.submit(_launch_records, session)
+        host = pool.submit(read_host, session.agent)
         inside = pool.submit(_uid_inside, session)
         elsewhere = pool.submit(_gpu_host_table, session)
         facts, report, launches = scan.result(), gpus.result(), records.result()
-        inner_uid, gpu_table = inside.result(), elsewhere.result()
+        inner, inner_uid, gpu_table = host.result(), inside.result(), elsewhere.result()
     processes = processes_of(facts)
     table = Table.of(processes)
     uuids, found = resolve_gpus(session.server.gpus.select, report)
-    server = identity_of(session, launches, uuids)
+    server = identity_of(session, launches, uuids, inner.boot_id, facts["boot_id"])
     view = View(
         agent_pid=facts["self_pid"],
         uid=_agent_uid(processes, facts["self_pid"]),
-        owner_uid=_owner_uid(session, processes, inner_uid),
+        owner_uid=_owner_uid(session, processes, inner.uid if inner_uid is None else inner_uid),
         container=session.container,
         holders_here=session.one_machine and _shares(gpu_table, table, facts["self_pid"]),
     )
@@ -106,14 +107,25 @@ def take_picture(session: StopSession) -> Picture:
 
 
 def identity_of(
-    session: StopSession, launches: Iterable[Mapping[str, Any]], uuids: Sequence[str]
+    session: StopSession,
+    launches: Iterable[Mapping[str, Any]],
+    uuids: Sequence[str],
+    inner_boot_id: str,
+    boot_id: str,
 ) -> ServerIdentity:
-    """Join the site's entry with what the host remembers of launches on this port, newest first."""
+    """Join the site's entry with what the host remembers of launches on this port, newest first.
+
+    LXC gives a container a boot id of its own: a record made inside it counts while that id is the
+    container's present one, and is compared with processes under the node's.
+    """
     server = session.server
     newest = next(iter(launches), None)
     recorded: tuple[ProcessId, ...] = ()
-    if newest and newest.get("pid") and newest.get("start_ticks") and newest.get("boot_id"):
-        recorded = (ProcessId(newest["boot_id"], newest["pid"], newest["start_ticks"]),)
+    if newest and newest.get("pid") and newest.get("start_ticks"):
+        if newest.get("boot_id") == inner_boot_id:
+            recorded = (ProcessId(boot_id, newest["pid"], newest["start_ticks"]),)
+        else:
+            newest = None  # of an earlier boot: nothing of it can run
     return ServerIdentity(
         name=session.name,
         port=server.port,
@@ -194,7 +206,8 @@ def _shares(gpu_table: Table | None, table: Table, agent_pid: int) -> bool:
 
 
 def _launch_records(session: StopSession) -> list[Mapping[str, Any]]:
-    request = {"port": session.server.port, "limit": 20}
+    server = session.server
+    request = {"port": server.port, "limit": 20, "state_dir": server.state_dir}
     found: list[Mapping[str, Any]] = session.agent.call("launch.records", request, timeout_s=30.0)[
         "records"
     ]
@@ -202,29 +215,23 @@ def _launch_records(session: StopSession) -> list[Mapping[str, Any]]:
 
 
 def _uid_inside(session: StopSession) -> int | None:
-    """Return the uid of the server's user in the container's own numbers; None when it is not asked."""
+    """Return the uid of the site's user in the container's own numbers; None where none is named."""
+    user = session.server.user
+    if user is None or user.isdigit():
+        return int(user) if user else None
     if session.container is None:
-        return None
-    if session.server.user is None:
-        return int(session.agent.call("host.read")["uid"])
-    if session.server.user.isdigit():
-        return int(session.server.user)
+        return NO_SUCH_UID  # names can be compared as they are
     users = session.agent.call("process.scan", timeout_s=30.0)["users"]
-    uids = [int(uid) for uid, name in users.items() if name == session.server.user]
+    uids = [int(uid) for uid, name in users.items() if name == user]
     return uids[0] if uids else NO_SUCH_UID
 
 
-def _owner_uid(
-    session: StopSession, processes: Sequence[Process], inner_uid: int | None
-) -> int | None:
+def _owner_uid(session: StopSession, processes: Sequence[Process], inner_uid: int) -> int | None:
     """Return the uid that the server's processes have in the owner's view; None: compare the name."""
     if session.container is None:
-        user = session.server.user
-        if user is None:
-            return int(session.agent.call("host.read")["uid"])
-        return int(user) if user.isdigit() else None
-    if inner_uid is None or inner_uid == NO_SUCH_UID:
-        return NO_SUCH_UID
+        return None if inner_uid == NO_SUCH_UID else inner_uid
+    if inner_uid == NO_SUCH_UID:
+        return NO_SUCH_UID  # nobody of that name runs anything there
     for process in processes:
         if container_of(process.cgroup) == session.container and process.ns_pids[-1:] == (1,):
             return (

@@ -13,6 +13,7 @@ from opsctl.domain.stop_words import plan_lines
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.gpu_memory import (
+    LAST_EXIT_KEY,
     PICTURE_KEY,
     POLL_KEY,
     has_no_gpus,
@@ -26,7 +27,9 @@ from opsctl.steps.watching import MemoryPoll
 if TYPE_CHECKING:
     from opsctl.agent.client import Agent
 
+PLAN_KEY = "stop-plan"
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
+GLANCE_S = 1.0  # how long memory is looked at when a process is still there
 MAX_ROUNDS = 3
 REBOOT = "a process in D state waits inside the kernel: no signal ends it; a reboot is needed"
 
@@ -35,10 +38,12 @@ REBOOT = "a process in D state waits inside the kernel: no signal ends it; a reb
 class StopServer:
     """End every process of the server, and nothing else.
 
-    ``grace_s`` is the time between TERM and KILL (None: the site's); ``hard`` begins with KILL.
+    ``grace_s`` is the time between TERM and KILL and ``drain_s`` the time that running requests get
+    before (None: the site's); ``hard`` begins with KILL.
     """
 
     grace_s: float | None = None
+    drain_s: float | None = None
     hard: bool = False
     evict: tuple[int, ...] = ()
     name = "stop"
@@ -52,7 +57,17 @@ class StopServer:
         picture = picture_of(ctx)
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
         plan = self._plan(ctx, picture)
+        ctx.live[PLAN_KEY] = plan
         return plan_lines(plan, kills=self.hard, grace_s=self._grace_s(ctx))
+
+    def planned(self, ctx: StepContext) -> StopPlan:
+        """Return the plan that ``preview`` showed."""
+        return cast(StopPlan, ctx.live[PLAN_KEY])
+
+    def planned_data(self, plan: StopPlan) -> list[dict[str, Any]]:
+        """Return the processes of a plan as the document shows them; nothing has happened to them."""
+        judged = (*plan.targets, *plan.left_alone)
+        return [process_data(one, Outcome.UNTOUCHED) for one in judged]
 
     def run(self, ctx: StepContext) -> StepResult:
         picture = self._fresh_picture(ctx)
@@ -69,10 +84,10 @@ class StopServer:
             timing = _joined(timing, self._carry_out(stopping))
             findings += stopping.findings
             rows.update({t.pid: (t, stopping.outcomes[t.pid]) for t in plan.targets})
-            if poll is not None:
-                poll.processes_are_gone(self._memory_timeout_s(ctx))
             if not all(outcome.is_gone for _, outcome in rows.values()):
                 break
+            if poll is not None:
+                poll.processes_are_gone(self._memory_timeout_s(ctx))
             picture = picture_of(ctx)
             plan = self._plan(ctx, picture, evict=())
             came_back = [root for root in plan.roots if is_new_server(root, rows)]
@@ -80,8 +95,10 @@ class StopServer:
                 findings.append(_came_back(came_back))
                 break
         if poll is not None:
-            poll.processes_are_gone(self._memory_timeout_s(ctx))
+            all_gone = all(outcome.is_gone for _, outcome in rows.values()) and not came_back
+            poll.processes_are_gone(self._memory_timeout_s(ctx) if all_gone else GLANCE_S)
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
+        ctx.live[LAST_EXIT_KEY] = timing.last_heard_s
         return self._result(picture.selection, rows, findings, timing, came_back)
 
     def _plan(
@@ -181,8 +198,11 @@ def unit_facts(agent: Agent, selection: Selection) -> list[UnitFact]:
 
 
 def is_new_server(root: Judged, rows: Mapping[int, tuple[Judged, Outcome]]) -> bool:
-    """Say whether a root seen after the stop is a new start, and not a worker that was left."""
-    if root.process is None or root.process.is_dead:
+    """Say whether a root seen after the stop is a new start, and not a worker that was left.
+
+    A worker that was forked meanwhile is still in the session that the server led.
+    """
+    if root.process is None or root.process.is_dead or root.process.session in rows:
         return False
     known = {judged.process.identity for judged, _ in rows.values() if judged.process}
     youngest = max((identity.start_ticks for identity in known), default=0)
@@ -247,7 +267,8 @@ def process_data(judged: Judged, outcome: Outcome) -> dict[str, Any]:
 
 def _joined(one: Timing, other: Timing) -> Timing:
     exits = [at_s for at_s in (one.last_exit_s, other.last_exit_s) if at_s is not None]
-    return Timing(one.first_signal_s or other.first_signal_s, max(exits, default=None))
+    first_s = one.first_signal_s or other.first_signal_s
+    return Timing(first_s, max(exits, default=None), other.last_heard_s or one.last_heard_s)
 
 
 def _summary(rows: Iterable[tuple[Judged, Outcome]]) -> str:

@@ -34,6 +34,7 @@ class Timing:
 
     first_signal_s: float | None
     last_exit_s: float | None
+    last_heard_s: float | None = None  # the last exit again, on our own monotonic clock
 
     @property
     def ending_s(self) -> float | None:
@@ -113,7 +114,8 @@ class Stopping:
         for pid, at_s in gone.items():
             self.outcomes.setdefault(pid, self._ending_of(pid, at_s))
         times = [at_s for at_s in gone.values() if at_s is not None]
-        return Timing(self._first_signal_s, max(times, default=None))
+        heard_s = self.watch.last_heard_s if self.watch else None
+        return Timing(self._first_signal_s, max(times, default=None), heard_s)
 
     def _conclude_left(self, target: Judged, state: str | None) -> None:
         if state in ("gone", None):

@@ -25,7 +25,8 @@ class Sweep:
         return "sweep what dead servers left behind" if self.remove else "look for leftovers"
 
     def preview(self, ctx: StepContext) -> list[str]:
-        verdicts = look(ctx.session.agent, ctx.server.port)
+        found = look(ctx.session.agent, ctx.server.port)
+        verdicts = [verdict for verdict in found if verdict.leftover.kind != "port"]
         lines = [leftover_line(verdict) for verdict in verdicts]
         return [*lines, "and what this server leaves behind when it ends"] if self.remove else lines
 

@@ -26,12 +26,14 @@ class ExitWatch:
 
     Attributes:
         gone: pid -> wall clock of its exit on the host; None where it was gone before the watch began.
+        last_heard_s: monotonic clock here when the newest exit was heard of.
     """
 
     agent: Agent
     targets: Sequence[ProcessId]
     timeout_s: float
     gone: dict[int, float | None] = field(default_factory=dict)
+    last_heard_s: float | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _watching: bool = False
     _ended: bool = False
@@ -91,6 +93,7 @@ class ExitWatch:
                 self._watching = True
             elif "exit" in event:
                 self.gone[event["exit"]] = event["clock_s"]
+                self.last_heard_s = time.monotonic()
             self._changed.notify_all()
 
 
@@ -107,6 +110,7 @@ class MemoryPoll:
         judge: the decision, made here and not by the agent.
         verdict: the newest.
         free_after_s: GPU UUID -> seconds after the poll began when it became free (and stayed so).
+        proven_at_s: monotonic clock here when all was proven free.
     """
 
     agent: Agent
@@ -118,7 +122,7 @@ class MemoryPoll:
     first: MemoryVerdict | None = None
     verdict: MemoryVerdict | None = None
     free_after_s: dict[str, float] = field(default_factory=dict)
-    proven_at_s: float | None = None  # wall clock of the GPU host
+    proven_at_s: float | None = None
     _began_s: float = 0.0
     _end_s: float = 0.0
     _processes_gone: threading.Event = field(default_factory=threading.Event)
@@ -204,7 +208,7 @@ class MemoryPoll:
             and self.verdict.exit_code == 0
         )
         if proven and self.proven_at_s is None:
-            self.proven_at_s = time.time()
+            self.proven_at_s = time.monotonic()
         return proven
 
     def _take(self, event: dict[str, Any]) -> None:

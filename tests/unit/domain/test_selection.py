@@ -57,7 +57,7 @@ def test_the_whole_tree_of_a_server_is_chosen_with_reasons() -> None:
 
     assert result.pids == TREE_PIDS
     assert [root.pid for root in result.roots] == [4200]
-    assert result.roots[0].reason == "command line: sglang on port 30000, model /models/m"
+    assert result.roots[0].reason == "command line: sglang on port 30000 with this model"
     assert {m.pid: m.reason for m in result.members}[4205] == "child of pid 4202"
     assert not result.foreign
     assert not result.ambiguous

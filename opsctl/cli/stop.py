@@ -1,0 +1,266 @@
+"""`opsctl stop` and `opsctl kill`: end one server by identity, and prove that its GPU memory is free."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from opsctl.cli.app import App, command, emit
+from opsctl.errors import Interrupted
+from opsctl.output import Document, Finding
+
+if TYPE_CHECKING:
+    from opsctl.session import ServerSession
+    from opsctl.steps.base import StepContext, StepResult
+    from opsctl.steps.stop import StopServer
+
+
+def _options(function: Any) -> Any:
+    for option in (
+        click.option(
+            "--timeout",
+            type=click.FloatRange(min=0),
+            metavar="S",
+            help="Seconds to wait for GPU memory. Default: the site's stop.memory_timeout_s (60).",
+        ),
+        click.option(
+            "--evict",
+            type=int,
+            multiple=True,
+            metavar="PID",
+            help="Also stop this foreign holder of the server's GPUs, or a process that could not "
+            "be attributed. May be given several times. Never a protected one.",
+        ),
+        click.option(
+            "--sweep", is_flag=True, help="Remove shared memory and locks of dead processes."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@command("stop", changes=True)
+@click.argument("server")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds between TERM and KILL. Default: the site's stop.grace_s (30).",
+)
+@click.option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Let running requests end first, up to this long. Default: the site's stop.drain_s (0).",
+)
+@_options
+def stop(
+    app: App,
+    server: str,
+    grace: float | None,
+    drain: float | None,
+    timeout: float | None,
+    evict: tuple[int, ...],
+    sweep: bool,
+) -> int:
+    """Stop SERVER: TERM to its root, then to what is left, KILL at the end; then prove its GPUs free.
+
+    A process is the server's when the launch record, its unit, or its command line with owner and
+    port prove it. Nothing else is signalled: other holders of the GPUs are named and left alone.
+
+    \b
+    Exit codes: 0 stopped and GPU memory proven free (also when it was stopped already);
+    20 something is still there; 21 GPU memory could not be told; 50 refused, nothing signalled.
+
+    \b
+    Examples:
+      opsctl stop glm5 --dry-run      the whole picture, nothing changed
+      opsctl stop glm5 --yes --json   for a script
+    """
+    from opsctl.steps.stop import StopServer
+
+    step = StopServer(grace_s=grace, drain_s=drain, evict=evict)
+    return _run(app, server, step, "stop", timeout, sweep)
+
+
+@command("kill", changes=True)
+@click.argument("server")
+@_options
+def kill(app: App, server: str, timeout: float | None, evict: tuple[int, ...], sweep: bool) -> int:
+    """Stop SERVER at once: KILL to each of its processes, without TERM, grace or drain.
+
+    The same proof as `opsctl stop`, before and after: the same processes are chosen, each is
+    verified as it is signalled, and GPU memory is proven free. What is lost: requests in flight,
+    and the server's own cleaning up, so shared memory may stay (see --sweep). Use it when the
+    server hangs and nobody waits for its answers; otherwise `opsctl stop` does the same with grace.
+    """
+    from opsctl.steps.stop import StopServer
+
+    return _run(app, server, StopServer(hard=True, evict=evict), "kill", timeout, sweep)
+
+
+def _run(
+    app: App, name: str, step: StopServer, verb: str, timeout_s: float | None, sweep: bool
+) -> int:
+    from opsctl.session import open_session
+    from opsctl.site import load_site
+
+    begun = time.monotonic()
+    site = load_site(app.site_path)
+    site.server(name)
+    with open_session(site, name) as session:
+        _warm(session)
+        ctx = context_of(app, session, verb)
+        if app.dry_run:
+            return _dry_run(app, ctx, step, verb, sweep)
+        return _stop(app, ctx, step, verb, timeout_s, sweep, begun)
+
+
+def _warm(session: ServerSession) -> None:
+    """Start all agents at once."""
+    errors = session.hosts.warm(session.host_names())
+    for error in errors.values():
+        raise error
+
+
+def context_of(app: App, session: ServerSession, verb: str) -> StepContext:
+    """Return what the steps need, for a command that is not a playbook's run."""
+    import getpass
+    import socket
+    import uuid
+
+    from opsctl.cli.talk import Talk
+    from opsctl.steps.base import MonotonicClock, StepContext
+
+    return StepContext(
+        server=session.server,
+        server_name=session.name,
+        run_id=f"{verb}-{uuid.uuid4().hex[:8]}",
+        session=session,
+        clock=MonotonicClock(),
+        reporter=Talk(quiet=app.as_json),
+        who=f"{getpass.getuser()}@{socket.gethostname()}",
+        reason=f"opsctl {verb} {session.name}",
+        state_dir=app.state(),
+    )
+
+
+def _dry_run(app: App, ctx: StepContext, step: StopServer, verb: str, sweep: bool) -> int:
+    from opsctl.steps.sweep import Sweep
+
+    lines = step.preview(ctx)
+    lines += [f"  leftover: {line}" for line in Sweep(remove=sweep).preview(ctx)]
+    plan = step.planned(ctx)
+    document = Document(
+        verb,
+        "planned",
+        findings=list(plan.findings),
+        data={"processes": step.planned_data(plan), "plan": lines},
+    )
+    return emit(app, document, lambda: "\n".join(lines))
+
+
+def _stop(
+    app: App,
+    ctx: StepContext,
+    step: StopServer,
+    verb: str,
+    timeout_s: float | None,
+    sweep: bool,
+    begun: float,
+) -> int:
+    from opsctl.steps.gpu_memory import ProveGpuMemory
+    from opsctl.steps.lock import Lock
+    from opsctl.steps.sweep import Sweep
+
+    Lock().run(ctx)
+    lines = step.preview(ctx)
+    ctx.reporter.say("\n".join(lines))
+    if not step.planned(ctx).is_empty:
+        app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
+    try:
+        stopped = step.run(ctx)
+        memory = ProveGpuMemory(timeout_s).run(ctx)
+        swept = Sweep(remove=sweep).run(ctx)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted inside {verb}: {step.half_done}",
+            next_step=f"run `opsctl {verb} {ctx.server_name}` again; it looks first",
+        ) from None
+    total_s = time.monotonic() - begun
+    document = _document(verb, stopped, memory, swept, total_s)
+    return emit(app, document, lambda: "\n".join(_text(ctx, stopped, memory, swept, total_s)))
+
+
+def _document(
+    verb: str, stopped: StepResult, memory: StepResult, swept: StepResult, total_s: float
+) -> Document:
+    code = stopped.exit_code or memory.exit_code
+    if stopped.exit_code:
+        outcome = "not-stopped"
+    elif memory.exit_code:
+        outcome = "memory-busy" if memory.exit_code == 20 else "memory-unknown"
+    else:
+        outcome = "stopped" if stopped.changed else "already-stopped"
+    findings = _once([*stopped.findings, *memory.findings, *swept.findings])
+    data = {
+        "processes": stopped.data["processes"],
+        "gpus": memory.data["gpus"],
+        "leftovers": swept.data["leftovers"],
+        "seconds": {**_seconds(stopped, memory), "total": round(total_s, 3)},
+    }
+    return Document(verb, outcome, code, findings=findings, data=data)
+
+
+def _seconds(stopped: StepResult, memory: StepResult) -> dict[str, Any]:
+    """The server's own time, and ours after it, both on the wall clocks of the hosts."""
+    ending, last = stopped.data.get("ending_s"), stopped.data.get("last_exit_s")
+    proven = memory.data.get("proven_after_exit_s")
+    return {
+        "ending": None if ending is None else round(ending, 3),
+        "last_exit_at": last,
+        "proven_after_last_exit": proven,
+    }
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(findings))
+
+
+def _text(
+    ctx: StepContext, stopped: StepResult, memory: StepResult, swept: StepResult, total_s: float
+) -> list[str]:
+    lines = [f"{ctx.server_name}: {stopped.data['summary']}"]
+    for entry in stopped.data["processes"]:
+        if entry["outcome"] not in ("untouched",):
+            argv = " ".join(entry["argv"] or [])[:60]
+            lines.append(f"  {entry['outcome']:<12} pid {entry['pid']:<8} {argv}")
+    lines.append(f"gpu memory: {memory.data['summary']}")
+    lines += gpu_lines(memory.data["gpus"])
+    lines.append(f"leftovers: {swept.data['summary']}")
+    seconds = _seconds(stopped, memory)
+    if seconds["ending"] is not None:
+        own = seconds["ending"]
+        lines.append(
+            f"{total_s:.2f} s in all, {own:.2f} s of it from the first signal to the last exit"
+        )
+    return lines
+
+
+def gpu_lines(cards: list[dict[str, Any]]) -> list[str]:
+    """Return one line per card: before, after, when it became free."""
+    from opsctl.cli.render import mib
+
+    lines = []
+    for card in cards:
+        before = f"{mib(card['before_bytes'])} -> " if "before_bytes" in card else ""
+        after = card.get("free_after_s")
+        when = f", free after {after:.2f} s" if after and card["state"] == "free" else ""
+        index = "?" if card["index"] is None else card["index"]
+        lines.append(
+            f"  {card['state']:<8} {index} {card['uuid']}: {before}{mib(card['used_bytes'])} "
+            f"(limit {mib(card['limit_bytes'])}){when}"
+        )
+    return lines
