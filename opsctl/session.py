@@ -122,11 +122,7 @@ class ServerSession:
             if self.owner_host == self._gpu_owner():
                 self._machine = compare_machines(None, None, same_entry=True)
             else:
-                ids = [
-                    agent.call("host.read").get("boot_id")
-                    for agent in (self.owner_agent, self.gpu_agent)
-                ]
-                self._machine = compare_machines(ids[0], ids[1])
+                self._machine = _compare(self.owner_agent, self.gpu_agent)
         return self._machine
 
     @property
@@ -146,6 +142,19 @@ class ServerSession:
     def host_names(self) -> list[str]:
         """Return the names of the hosts that this server touches, each once."""
         return list(dict.fromkeys([self.server.host, self.owner_host, self._gpu_owner()]))
+
+
+def _compare(agent: RemoteAgent, gpu_agent: RemoteAgent) -> Machine:
+    from opsctl.agent.read import read_gpus, read_host
+
+    host, gpu_host = read_host(agent), read_host(gpu_agent)
+    if host.boot_id == gpu_host.boot_id:
+        return compare_machines(host.boot_id, gpu_host.boot_id)
+    uuids, gpu_uuids = (
+        [gpu.uuid for gpu in read_gpus(each, xids=False).gpus] for each in (agent, gpu_agent)
+    )
+    contained = host.container is not None or gpu_host.container is not None
+    return compare_machines(host.boot_id, gpu_host.boot_id, uuids, gpu_uuids, contained=contained)
 
 
 @contextmanager

@@ -26,12 +26,14 @@ def compare_machines(
     gpu_uuids: Sequence[str] = (),
     *,
     same_entry: bool = False,
+    contained: bool = False,
 ) -> Machine:
     """Decide from boot ids, and from GPU UUIDs where both sides see GPUs.
 
-    A boot id is random per boot (/proc/sys/kernel/random/boot_id, random(4)) and shared by all
-    containers of a kernel, so equal ids are one kernel. A GPU has one UUID and one owner: when both
-    sides show the same UUID it is one machine too, whatever a container puts over its boot id.
+    A boot id is random per boot (/proc/sys/kernel/random/boot_id, random(4)), so equal ids are one
+    kernel. LXC (5.0 to 7.0) mounts a boot id of its own into each container, so ids that differ prove
+    two kernels only between hosts. A GPU has one UUID and one owner: the same UUID on both sides is
+    one machine, GPUs on both sides without one in common are two.
 
     Args:
         boot_id: of the host where the processes are.
@@ -39,16 +41,20 @@ def compare_machines(
         uuids: GPU UUIDs that the first host shows, empty when it shows none.
         gpu_uuids: GPU UUIDs that the second host shows.
         same_entry: both are the same host entry of the site.
+        contained: one of the two is a container, or it is not known whether it is one.
     """
     if same_entry:
         return Machine(True, "the site names one host for both")
     shared = sorted(set(uuids) & set(gpu_uuids))
-    if boot_id is None or gpu_boot_id is None:
-        if shared:
-            return Machine(True, f"both show GPU {shared[0]}")
-        return Machine(None, "a boot id could not be read")
-    if boot_id == gpu_boot_id:
+    if boot_id is not None and boot_id == gpu_boot_id:
         return Machine(True, f"both have boot id {boot_id[:8]}")
     if shared:
-        return Machine(True, f"both show GPU {shared[0]}, although their boot ids differ")
-    return Machine(False, f"boot ids {boot_id[:8]} and {gpu_boot_id[:8]} differ")
+        return Machine(True, f"both show {shared[0]}")
+    if boot_id is None or gpu_boot_id is None:
+        return Machine(None, "a boot id could not be read")
+    differ = f"boot ids {boot_id[:8]} and {gpu_boot_id[:8]} differ"
+    if uuids and gpu_uuids:
+        return Machine(False, f"{differ}, no GPU in common")
+    if contained:
+        return Machine(None, f"{differ}, but a container has a boot id of its own")
+    return Machine(False, differ)

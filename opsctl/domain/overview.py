@@ -62,7 +62,7 @@ def judge_state(
     if not living:
         return Judgement(ServerState.BROKEN, "all its processes are zombies")
     workers = [m for m in living if m.process and role_of(m.process).startswith("scheduler")]
-    if not any(m.is_root for m in living):
+    if not any(_is_main(m, sglang=sglang) for m in living):
         return Judgement(ServerState.BROKEN, "its main process is gone, workers live on")
     if any(m.process and role_of(m.process).startswith(("scheduler", "detok")) for m in dead):
         return Judgement(ServerState.BROKEN, "a worker is dead")
@@ -74,6 +74,13 @@ def judge_state(
     if sglang and not workers:
         return Judgement(ServerState.BROKEN, f"port {port} is open, but no scheduler lives")
     return Judgement(ServerState.LISTENING, f"port {port} is open")
+
+
+def _is_main(member: Judged, *, sglang: bool) -> bool:
+    """Say whether a member is the server's main process; an orphaned worker is a root, but no server."""
+    if sglang:
+        return member.process is not None and role_of(member.process) == "server"
+    return member.is_root
 
 
 def _stopped(selection: Selection, port: int) -> Judgement:

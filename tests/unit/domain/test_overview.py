@@ -77,6 +77,16 @@ def test_state_is_claimed_only_from_what_was_seen(
     assert judged.state is state
 
 
+def test_orphaned_workers_are_no_starting_server() -> None:
+    """A scheduler that lost its main process is the root of its tree, and still a broken server."""
+    orphan = Judged(11, SCHEDULER, ProcessClass.MEMBER, "orphan", is_root=True)
+    selection = Selection(SERVER, (orphan,))
+
+    judged = judge_state(selection, {11: detail(11)}, 30000, sglang=True)
+
+    assert judged.state is ServerState.BROKEN
+
+
 def test_doubt_wins_over_everything() -> None:
     """A process that cannot be attributed makes the state ambiguous."""
     doubt = Ambiguity(11, SCHEDULER, "two servers could own it", ("glm5", "other"))

@@ -1,0 +1,185 @@
+"""The demo: a crashed server's remains in container 129 are stopped by proof, and a real one is brought up.
+
+`make demo` runs it. As root: the lab's Proxmox node, container 129, real SGLang on the CPU. Without
+root: the same commands on this machine, with the stand-in for SGLang, and it says what it leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.lab import lifecycle
+from tests.lab.enter import enter_argv, lab_environment
+from tests.lab.errors import LabError
+from tests.lab.fixture import Lab, holders
+from tests.lab.instance import CHECKOUT, Instance, Record, find_instance
+
+VERSION = "0.5.12.post1"
+PORT = 30000
+HELD_MIB = 20480
+RESTART_S = 400
+BOLD, PLAIN = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+
+
+def main() -> int:
+    """Run the demo and return 0 when every command ended as it should."""
+    started = time.monotonic()
+    instance = find_instance()
+    try:
+        code = _with_root(instance) if os.geteuid() == 0 else _without_root(instance)
+    except LabError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        code = 1
+    finally:
+        say("taking the lab down")
+        lifecycle.down(instance)
+    verdict = "done" if code == 0 else "FAILED"
+    say(f"{verdict} in {time.monotonic() - started:.0f} s")
+    return code
+
+
+def say(text: str) -> None:
+    """Print a heading."""
+    print(f"\n{BOLD}== {text}{PLAIN}", flush=True)
+
+
+def _with_root(instance: Instance) -> int:
+    from tests.lab.sglang import environment
+
+    say(f"real SGLang {VERSION} for the CPU (the first time: several minutes)")
+    environment.build(environment.default_prefix(), VERSION, lambda text: print(f"   {text}"))
+    say("the lab: a Proxmox node with eight GPUs and container 129")
+    record = lifecycle.up(instance)
+    lab = Lab(instance, record)
+    lab.clean_gpus()
+    say("a server has crashed in container 129: its schedulers live on and hold the GPUs")
+    _leave_remains(lab)
+    return _tour(instance, record, _site(instance, container=True))
+
+
+def _without_root(instance: Instance) -> int:
+    from tests.lab import rootless
+
+    say("not root: no containers, no Proxmox node, and the stand-in instead of real SGLang")
+    record = rootless.up(instance)
+    return _tour(instance, record, _site(instance, container=False))
+
+
+def _leave_remains(lab: Lab) -> None:
+    """Start the stand-in in the container by hand, as of old, and kill its main process."""
+    launch = [
+        "systemd-run", "--quiet", "--collect", "--unit", "by-hand", "--property=KillMode=process",
+        "/opt/sglang/bin/python", "-m", "sglang.launch_server", "--model-path", str(_model()),
+        "--port", str(PORT), "--tp", "4", "--lab-orphans", "--lab-leave-shm",
+    ]  # fmt: skip
+    done = lab.on("ct129", launch)
+    if done.exit_code != 0:
+        raise LabError(f"the demo's server did not start: {done.stderr}")
+    deadline = time.monotonic() + 20
+    while len(holders(lab.gpu_dir("pve1"))) < 4:
+        if time.monotonic() > deadline:
+            raise LabError("the demo's server took no GPU memory")
+        time.sleep(0.1)
+    show = lab.on("ct129", ["systemctl", "show", "--value", "-p", "MainPID", "by-hand"])
+    lab.on("ct129", ["/bin/kill", "-9", show.stdout.strip()])
+    time.sleep(0.5)
+
+
+def _model() -> Path:
+    from tests.lab.sglang import environment, models
+
+    return models.write(environment.default_prefix() / "models")[0]
+
+
+def _site(instance: Instance, *, container: bool) -> Path:
+    """Write the demo's site file and return it."""
+    if container:
+        from tests.lab.sglang.launch import launch
+
+        hold = ",".join(f"{gpu}:{HELD_MIB}" for gpu in range(4))
+        made = launch(VERSION, PORT, hold=hold)
+        python, argv, env = made.argv[0], made.argv[3:], made.env
+        hosts = {
+            "pve1": {"ssh": "root@10.77.1.1", "config_file": str(instance.ssh_config)},
+            "ct129": {"pct": 129, "via": "pve1"},
+        }
+        place = {"host": "ct129", "gpus": {"host": "pve1", "select": "all", "expect": 8}}
+    else:
+        from tests.lab import standin
+
+        python, argv = sys.executable, ["--model-path", str(standin.SITE), "--tp", "4"]
+        env = {"PYTHONPATH": str(standin.SITE)}
+        hosts = {"here": {"local": True}}
+        place = {"host": "here", "gpus": {"select": "all", "expect": 8}}
+    arguments = _arguments(argv)
+    server = {
+        **place,
+        "port": PORT,
+        "python": python,
+        "model": arguments.pop("model-path"),
+        "args": arguments,
+        "env": env,
+        "log_dir": str(instance.dir / "server-logs") if not container else "/var/log/opsctl",
+        "smoke": {"levels": [1, 2, 5, 10], "tokens": 16},
+    }
+    arguments.pop("port", None)
+    path = instance.dir / "demo.yaml"
+    path.write_text(json.dumps({"hosts": hosts, "servers": {"glm5": server}}, indent=1))
+    return path
+
+
+def _arguments(argv: Sequence[str]) -> dict[str, object]:
+    """Return a command line's flags as the site file's ``args``."""
+    found: dict[str, object] = {}
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name = word[2:]
+            found[name] = True
+        else:
+            found[name] = word
+    return found
+
+
+def _tour(instance: Instance, record: Record, site: Path) -> int:
+    state = instance.dir / "demo-state"
+    environment = {"OPSCTL_SITE": str(site), "XDG_STATE_HOME": str(state)}
+
+    def opsctl(*words: str, good: Sequence[int] = (0,), timeout_s: float = 60) -> bool:
+        print(f"\n{BOLD}$ opsctl {shlex.join(words)}{PLAIN}", flush=True)
+        began = time.monotonic()
+        done = subprocess.run(
+            enter_argv(instance, record, [sys.executable, "-m", "opsctl", *words], CHECKOUT),
+            stdin=subprocess.DEVNULL,
+            timeout=timeout_s,
+            env=lab_environment(instance, environment),
+            check=False,
+        )
+        print(f"(exit {done.returncode}, {time.monotonic() - began:.1f} s)", flush=True)
+        return done.returncode in good
+
+    try:
+        passed = opsctl("status", "glm5")
+        passed &= opsctl("gpu", "verify", "glm5", good=(0, 20))
+        passed &= opsctl("stop", "glm5", "--dry-run")
+        passed &= opsctl("restart", "glm5", "--yes", timeout_s=RESTART_S)
+        passed &= opsctl("status", "glm5")
+        passed &= opsctl("history")
+        passed &= opsctl("show", "last")
+        passed &= opsctl("stop", "glm5", "--yes", "--sweep")
+        passed &= opsctl("gpu", "verify", "glm5")
+    except subprocess.TimeoutExpired as error:
+        print(f"demo: a command took longer than {error.timeout:.0f} s", file=sys.stderr)
+        return 1
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
