@@ -21,6 +21,7 @@ class SshHost:
     port: int = 22
     user: str = "root"
     aliases: tuple[tuple[str, str], ...] = ()  # (alias, user)
+    key: str | None = None  # whose host key it shows; its own by default
 
 
 def make_client_key(instance: Instance) -> None:
@@ -52,7 +53,8 @@ def write_client_files(instance: Instance, hosts: Iterable[SshHost]) -> None:
     """Write known_hosts and config for ``hosts``."""
     known, config = [], []
     for host in hosts:
-        public = host_key(instance, host.name).with_name(host.name + ".pub").read_text().split()
+        key = host_key(instance, host.key or host.name)
+        public = key.with_name(key.name + ".pub").read_text().split()
         for address in host.addresses:
             subject = address if host.port == 22 else f"[{address}]:{host.port}"
             known.append(f"{subject} {public[0]} {public[1]}")

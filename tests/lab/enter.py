@@ -13,7 +13,9 @@ from tests.lab.errors import LabError
 from tests.lab.instance import CHECKOUT, Instance, Record
 
 
-def lab_environment(instance: Instance, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def lab_environment(
+    instance: Instance, record: Record, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the environment of programs in the lab."""
     environment = {
         name: value
@@ -32,6 +34,10 @@ def lab_environment(instance: Instance, extra: Mapping[str, str] | None = None) 
         "OPSCTL_LAB_CACHE": str(instance.cache),
         "OPSCTL_LAB_INSIDE": str(instance.dir),
     }
+    if record.mode == "no-root":
+        from tests.lab.rootless import gpu_environment
+
+        environment |= gpu_environment(instance)
     return environment | dict(extra or {})
 
 
@@ -68,7 +74,7 @@ def run_inside(
         input=stdin if stdin is not None else b"",
         capture_output=True,
         timeout=timeout_s,
-        env=lab_environment(instance, extra_env),
+        env=lab_environment(instance, record, extra_env),
         check=False,
     )
 
@@ -81,20 +87,11 @@ def exec_inside(
     command = enter_argv(instance, record, argv)
     if shutil.which(command[0]) is None:
         raise LabError(f"{command[0]} is not installed")
-    environment = lab_environment(instance, {**own_environment(record), **(extra_env or {})})
+    environment = lab_environment(instance, record, extra_env)
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout.flush()
     os.execvp(command[0], command)
-
-
-def own_environment(record: Record) -> dict[str, str]:
-    """Return what programs need to see the GPUs of a lab without containers."""
-    if record.mode != "no-root":
-        return {}
-    from tests.lab.rootless import gpu_environment
-
-    return gpu_environment()
 
 
 def require_ready(instance: Instance) -> Record:

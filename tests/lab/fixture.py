@@ -74,7 +74,7 @@ class Lab:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=lab_environment(self.instance, env),
+            env=lab_environment(self.instance, self.record, env),
         )
 
     def ssh(self, host: str, *words: str, timeout_s: float = 30, stdin: bytes = b"") -> Result:
@@ -84,11 +84,44 @@ class Lab:
 
     def on(self, host: str, argv: Sequence[str], *, timeout_s: float = 30) -> Result:
         """Run one argv on pve1 or gpu1 without ssh (lxc-attach), or in ct129/ct130 from the node."""
+        return self.run(self.host_argv(host, argv), timeout_s=timeout_s)
+
+    def host_argv(self, host: str, argv: Sequence[str]) -> list[str]:
+        """Return the argv, for `popen`, that runs ``argv`` on a host or in ct129/ct130."""
         if host.startswith("ct"):
             inner = ["/usr/bin/lxc-attach", "-n", host.removeprefix("ct"), "--clear-env", "--"]
-            return self.on("pve1", [*inner, *argv], timeout_s=timeout_s)
+            return self.host_argv("pve1", [*inner, *argv])
         lxc = ["lxc-attach", "-P", str(self.instance.dir / "lxc"), "-n", host, "--clear-env", "--"]
-        return self.run([*lxc, *argv], timeout_s=timeout_s)
+        return [*lxc, *argv]
+
+    def outer_pid(self, host: str, pid: int) -> int:
+        """Return the number, on this machine, of process ``pid`` of a host or container."""
+        namespace = self.on(host, ["/usr/bin/readlink", "/proc/1/ns/pid"]).stdout.strip()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(entry / "ns/pid") != namespace:
+                    continue
+                status = (entry / "status").read_text()
+            except OSError:
+                continue
+            if int(status.split("NSpid:")[1].splitlines()[0].split()[-1]) == pid:
+                return int(entry.name)
+        raise AssertionError(f"no process {pid} on {host}")
+
+    @contextmanager
+    def start_as(self, host: str, pid: int, argv: Sequence[str]) -> Iterator[int]:
+        """Run ``argv`` on a host under a pid that is free by now; yields its start ticks."""
+        script = ["/usr/bin/python3", "/opt/lab-src/pid_reuse.py", str(pid), "--", *argv]
+        with self.popen(self.host_argv(host, script)) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            words = process.stdout.readline().split()
+            assert words, process.stderr.read(2000).decode()
+            try:
+                yield int(words[1])
+            finally:
+                self.on(host, ["/usr/bin/kill", "-9", str(pid)])
+                process.wait(10)
 
     def pct(self, *words: str, timeout_s: float = 60) -> Result:
         """Run pct on the node."""
@@ -98,11 +131,7 @@ class Lab:
     def holding(self, host: str, gpu: int, mib: int, *options: str) -> Iterator[int]:
         """Hold GPU memory with a process on a host; yields its pid on that host."""
         script = ["/usr/bin/python3", "/opt/lab-src/hold.py", "--gpu", str(gpu), "--mib", str(mib)]
-        lxc = ["lxc-attach", "-P", str(self.instance.dir / "lxc"), "-n", host, "--clear-env", "--"]
-        if host.startswith("ct"):
-            vmid = host.removeprefix("ct")
-            lxc = [*lxc[:4], "pve1", *lxc[5:], "/usr/bin/lxc-attach", "-n", vmid, "--"]
-        with self.popen([*lxc, *script, *options]) as process:
+        with self.popen(self.host_argv(host, [*script, *options])) as process:
             try:
                 assert process.stdout is not None
                 line = process.stdout.readline().decode()

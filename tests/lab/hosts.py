@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.lab import access, gpus, node, software
+from tests.lab import access, delay, gpus, node, software
 from tests.lab.enter import must
 from tests.lab.instance import CHECKOUT, Instance
 from tests.lab.rootfs import Layer, User, mount_overlay
 
+LAB_SOURCE_DIR = CHECKOUT / "tests" / "lab"
 LAB_SOURCE = "/opt/lab-src"  # this folder, read only, in every host and container
 GPU_DIR = "/var/lib/lab-gpu"  # the state of the GPUs that the host owns
 USERS = [User("ops", 2001, "free"), User("asks", 2002, "asks")]
@@ -48,8 +49,12 @@ HOSTS = (PVE1, GPU1)
 
 
 def ssh_hosts() -> list[access.SshHost]:
-    """Return what the control machine knows of the hosts."""
-    return [access.SshHost(host.name, host.addresses, aliases=host.aliases) for host in HOSTS]
+    """Return what the control machine knows of the hosts; NAME-far answers through tests.lab.delay."""
+    near = [access.SshHost(host.name, host.addresses, aliases=host.aliases) for host in HOSTS]
+    far = [
+        access.SshHost(f"{host.name}-far", (delay.FAR[host.name],), key=host.name) for host in HOSTS
+    ]
+    return near + far
 
 
 def build_host(instance: Instance, host: LabHost) -> None:
@@ -102,7 +107,7 @@ def _lxc_config(instance: Instance, host: LabHost) -> str:
     run = instance.run_dir / "hosts" / host.name
     entries = [
         "tmpfs tmp tmpfs nosuid,nodev,mode=1777 0 0",
-        f"{CHECKOUT / 'tests/lab'} {LAB_SOURCE[1:]} none bind,ro,create=dir 0 0",
+        f"{LAB_SOURCE_DIR} {LAB_SOURCE[1:]} none bind,ro,create=dir 0 0",
         *(
             f"{path} {str(path)[1:]} none bind,ro,create=dir 0 0"
             for path in node.shared_folders(instance)

@@ -31,7 +31,9 @@ class Record:
     keeper_pid: int | None = None
     keeper_ticks: int | None = None
     fleet: int = 0
-    sshd_port: int | None = None
+    sshd_port: int | None = None  # these three: no-root
+    sshd_pid: int | None = None
+    sshd_ticks: int | None = None
     seconds: float | None = None
     sources: str = ""  # hash of the lab's own code; another one means: build anew
     missing: list[str] = field(default_factory=list)  # what this mode lacks, in words
@@ -103,10 +105,15 @@ class Instance:
         record = self.read_record()
         if record is None or record.phase != "ready" or record.boot_id != read_boot_id():
             return None
-        if record.keeper_pid is None or self.is_inside():
+        if self.is_inside():
             return record
-        alive = kernel.start_ticks(record.keeper_pid) == record.keeper_ticks
-        return record if alive else None
+        for pid, ticks in (
+            (record.keeper_pid, record.keeper_ticks),
+            (record.sshd_pid, record.sshd_ticks),
+        ):
+            if pid is not None and kernel.start_ticks(pid) != ticks:
+                return None
+        return record
 
     def is_inside(self) -> bool:
         """Say whether this process already runs inside this lab's namespaces."""

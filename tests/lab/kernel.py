@@ -43,9 +43,13 @@ def mount(source: str, target: str | Path, kind: str, flags: int = 0, options: s
     _check(result, f"mount {kind or source} on {target}")
 
 
-def bind(source: str | Path, target: str | Path, *, recursive: bool = False) -> None:
+def bind(
+    source: str | Path, target: str | Path, *, recursive: bool = False, read_only: bool = False
+) -> None:
     """Show ``source`` at ``target`` too."""
     mount(str(source), target, "", MS_BIND | (MS_REC if recursive else 0))
+    if read_only:
+        mount("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
 def unmount(target: str | Path, flags: int = MNT_DETACH) -> None:

@@ -38,6 +38,13 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
         record = instance.ready_record()
         if record and (record.mode, record.fleet, record.sources) == wanted:
             return record
+        if record and (record.mode, record.fleet) != wanted[:2]:
+            raise LabError(
+                f"the lab {instance.name} is up in mode {record.mode}; take it down first, "
+                "or choose another OPSCTL_LAB"
+            )
+        if record:
+            print("lab: the lab's own code changed: building the hosts anew", file=sys.stderr)
         tear_down(instance)
         started = time.monotonic()
         packages.install(packages.NEEDED)
@@ -59,6 +66,7 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
     if fleet:
         from tests.lab import fleet as fleets
 
+        fleets.prepare(instance, fleet)
         access.write_client_files(instance, fleets.ssh_hosts(fleet))
         instance.site_file.write_text(site.fleet_site(instance, fleets.addresses(fleet)))
     else:
