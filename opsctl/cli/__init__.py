@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from opsctl import __version__
-from opsctl.errors import Interrupted, OpsctlError
+from opsctl.errors import Interrupted, OpsctlError, UsageError
 
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -102,21 +102,27 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but usage text is raised past here."""
-    from opsctl.cli.app import emit_error
-
     try:
         result: Any = root.main(args=argv, prog_name="opsctl", standalone_mode=False)
     except OpsctlError as error:
-        return emit_error(argv, error)
+        return _tell(argv, error)
     except click.exceptions.Abort:
-        return emit_error(argv, Interrupted("interrupted; nothing further was done"))
+        return _tell(argv, Interrupted("interrupted; nothing further was done"))
     except KeyboardInterrupt:
-        return emit_error(argv, Interrupted("interrupted; nothing further was done"))
+        return _tell(argv, Interrupted("interrupted; nothing further was done"))
     except click.ClickException as error:
+        if "--json" in argv:
+            return _tell(argv, UsageError(error.format_message()))
         error.show()
         return error.exit_code
     except BrokenPipeError:
         return 0
     except Exception as error:
-        return emit_error(argv, error)
+        return _tell(argv, error)
     return result if isinstance(result, int) else 0
+
+
+def _tell(argv: list[str], error: BaseException) -> int:
+    from opsctl.cli.app import emit_error
+
+    return emit_error(argv, error)

@@ -71,6 +71,15 @@ def test_error_with_json_is_a_document(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(document) == {"schema", "outcome", "exit_code", "run", "findings", "data"}
 
 
+def test_usage_error_with_json_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that asked for JSON gets JSON also for a wrong option; exit 2."""
+    assert run(["config", "check", "--jsn", "--json"]) == 2
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == 2
+    assert "--jsn" in document["findings"][0]["text"]
+
+
 def test_internal_error_is_exit_1_without_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
