@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -108,7 +108,7 @@ def take_picture(session: StopSession) -> Picture:
 
 def identity_of(
     session: StopSession,
-    launches: Iterable[Mapping[str, Any]],
+    launches: Sequence[Mapping[str, Any]],
     uuids: Sequence[str],
     inner_boot_id: str,
     boot_id: str,
@@ -116,16 +116,18 @@ def identity_of(
     """Join the site's entry with what the host remembers of launches on this port, newest first.
 
     LXC gives a container a boot id of its own: a record made inside it counts while that id is the
-    container's present one, and is compared with processes under the node's.
+    container's present one, and is compared with processes under the node's. Older launches count as
+    well: a worker that outlived its main process is still known by what was recorded when it was ready.
     """
     server = session.server
-    newest = next(iter(launches), None)
-    recorded: tuple[ProcessId, ...] = ()
-    if newest and newest.get("pid") and newest.get("start_ticks"):
-        if newest.get("boot_id") == inner_boot_id:
-            recorded = (ProcessId(boot_id, newest["pid"], newest["start_ticks"]),)
-        else:
-            newest = None  # of an earlier boot: nothing of it can run
+    present = [launch for launch in launches if launch.get("boot_id") == inner_boot_id]
+    newest = next(iter(present), None)
+    recorded = tuple(
+        ProcessId(boot_id, one["pid"], one["start_ticks"])
+        for launch in present
+        for one in (launch, *(launch.get("members") or ()))
+        if one.get("pid") and one.get("start_ticks")
+    )
     return ServerIdentity(
         name=session.name,
         port=server.port,

@@ -1,0 +1,109 @@
+"""Quick smoke of the server that was just launched: its levels, with eyes on its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from opsctl.errors import SmokeFailed
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+
+if TYPE_CHECKING:
+    from opsctl.session import ServerSession
+    from opsctl.sglang.client import Endpoint
+    from opsctl.smoke.run import Options, SmokeReport
+
+CAUSES = {"crashed": "crashed", "hung": "hung", "failed": "wrong-answers"}
+
+
+@dataclass(frozen=True, slots=True)
+class QuickSmoke:
+    """Climb the server's own levels; a crash, a hang or a wrong answer fails the run."""
+
+    name = "smoke"
+    effect = Effect.READ
+    half_done = "requests were cut; the server runs on"
+
+    def describe(self) -> str:
+        return "quick smoke at the server's levels"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        levels = ", ".join(str(level) for level in ctx.server.smoke.levels)
+        return [f"streamed requests at {levels} in flight, {ctx.server.smoke.tokens} tokens each"]
+
+    def run(self, ctx: StepContext) -> StepResult:
+        from opsctl.smoke.diagnosis import diagnose_level
+        from opsctl.smoke.run import run_smoke
+        from opsctl.smoke.target import open_target
+
+        with open_target(cast("ServerSession", ctx.session)) as target:
+            options = options_of(ctx, target.endpoint)
+            report = run_smoke(options, watch=target.watch, on_event=progress_of(ctx))
+            bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
+            if bad is not None:
+                text = target.watch.text if target.watch is not None else ""
+                report.diagnosis = diagnose_level(bad, report.info, text, options.threshold)
+        return result_of(ctx, report)
+
+
+def options_of(ctx: StepContext, endpoint: Endpoint) -> Options:
+    """Return the smoke of a restart: the server's settings; requests of others are none of our business."""
+    from opsctl.smoke.prompts import read_prompts
+    from opsctl.smoke.run import Options
+
+    settings = ctx.server.smoke
+    speculation = ctx.server.speculation
+    return Options(
+        endpoint,
+        levels=tuple(settings.levels),
+        profile=settings.profile,
+        requests=settings.requests,
+        tokens=settings.tokens,
+        own_prompts=read_prompts(settings.prompts) if settings.prompts is not None else (),
+        startup_s=settings.timeout_s,
+        allow_live=True,
+        threshold=speculation.disable_above if speculation is not None else None,
+    )
+
+
+def progress_of(ctx: StepContext) -> Any:
+    """Return the engine's event handler that says each level as it ends."""
+    from opsctl.smoke.report import PlainView
+
+    return PlainView(lambda line: ctx.reporter.say(f"    {line}"))
+
+
+def result_of(ctx: StepContext, report: SmokeReport) -> StepResult:
+    """Turn the report into the step's result, with bracket and diagnosis."""
+    from opsctl.smoke.report import report_data
+
+    data = report_data(report)
+    outcome = report.outcome
+    passed = [level.concurrency for level in report.levels if level.outcome.value == "passed"]
+    data["summary"] = f"{outcome}: {len(passed)} of {len(report.wanted)} levels passed"
+    if report.exit_code == 0:
+        return StepResult(StepOutcome.DONE, findings=tuple(report.findings), data=data)
+    data["cause"] = CAUSES.get(outcome)
+    findings = [verdict_finding(ctx, report), *report.findings]
+    known = outcome in CAUSES
+    return StepResult(
+        StepOutcome.FAILED if known else StepOutcome.UNKNOWN,
+        findings=tuple(findings),
+        data=data,
+        exit_code=report.exit_code or SmokeFailed.exit_code,
+    )
+
+
+def verdict_finding(ctx: StepContext, report: SmokeReport) -> Finding:
+    """Say at which level, and why as far as it is known."""
+    bracket = report.bracket or {}
+    where = f" at C={bracket['first_bad']}" if bracket.get("first_bad") else ""
+    good = f" (C={bracket['last_good']} was good)" if bracket.get("last_good") else ""
+    found = report.diagnosis or {}
+    why = f": {found['explanation']}" if found.get("category") else ""
+    steps = found.get("next") or ()
+    next_step = steps[0] if steps else f"opsctl logs {ctx.server_name} --run {ctx.run_id}"
+    return Finding(
+        f"smoke-{report.outcome}", ctx.server_name, f"{report.outcome}{where}{good}{why}", next_step
+    )

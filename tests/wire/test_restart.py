@@ -1,0 +1,201 @@
+"""`opsctl restart` from the command line on the stand-in server: real processes, a real ledger."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.wire.ground import Ground, make_ground, wait_for
+
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with make_ground(tmp_path) as made:
+        yield made
+
+
+def restart(ground: Ground, *words: str, state: str = "state") -> dict[str, object]:
+    return ground.json("restart", "one", "--yes", "--no-smoke", *words, state=state)
+
+
+def test_restart_starts_replaces_and_records(ground: Ground) -> None:
+    """None runs: it is launched. One runs: it is replaced, once. Both attempts are known, here and there."""
+    first = restart(ground, "--reason", "first")
+    before = ground.mains()
+    second = restart(ground, "--reason", "second")
+    after = ground.mains()
+
+    assert (first["outcome"], second["outcome"]) == ("done", "done")
+    assert len(before) == len(after) == 1
+    assert before != after
+    steps = [step["name"] for step in second["data"]["steps"]]  # type: ignore[index]
+    assert steps.index("collect") < steps.index("stop") < steps.index("launch")
+    assert second["data"]["downtime"]["overhead_s"] < 5  # type: ignore[index]
+    lines = (ground.host_state / "attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["passed", "passed"]
+    runs = ground.json("history")["data"]["runs"]
+    assert [run["reason"] for run in runs] == ["second", "first"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"args": {"tp": 2, "no-such-flag": 3}}, "arguments"),
+        ({"model": "/no/such/model"}, "model-unreadable"),
+        ({"log_dir": "/proc/nowhere"}, "log-disk"),
+        ({"patches": ["no-such-patch"]}, None),
+    ],
+)
+def test_what_can_fail_before_the_stop_leaves_the_server_alone(
+    ground: Ground, change: dict[str, object], code: str | None
+) -> None:
+    """Unknown flag, unreadable model, unwritable log, unknown patch: the old server keeps its pid."""
+    restart(ground)
+    before = ground.mains()
+    ground.write_site(**change)
+
+    document = ground.json("restart", "one", "--yes", "--no-smoke")
+
+    assert document["exit_code"] != 0
+    assert ground.mains() == before
+    if code is not None:
+        assert code in [finding["code"] for finding in document["findings"]]
+
+
+def test_a_dry_run_changes_nothing(ground: Ground) -> None:
+    """The exact plan, from real reads: no signal, no launch, no ledger entry."""
+    restart(ground)
+    before = ground.mains()
+
+    document = ground.json("restart", "one", "--dry-run")
+
+    plan = {item["step"]: item["lines"] for item in document["data"]["plan"]}
+    assert document["outcome"] == "planned"
+    assert any(str(before[0]) in line for line in plan["stop"])
+    assert any("sglang.launch_server" in line for line in plan["launch"])
+    assert ground.mains() == before
+    assert len(ground.json("history")["data"]["runs"]) == 1
+
+
+def test_without_a_terminal_and_without_yes_nothing_happens(ground: Ground) -> None:
+    """Exit 50 at the question; the running server is not touched."""
+    restart(ground)
+    before = ground.mains()
+
+    document = ground.json("restart", "one", "--no-smoke")
+
+    assert document["exit_code"] == 50
+    assert "not-confirmed" in [finding["code"] for finding in document["findings"]]
+    assert ground.mains() == before
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ("exit-at-start=3", "exited"),
+        ("signal-at-start=SEGV", "ended by signal"),
+        ("fail-at=args,exit-at-start=0", "exited with 0"),
+    ],
+)
+def test_a_server_that_dies_at_start_is_a_crash(ground: Ground, faults: str, words: str) -> None:
+    """Exit 60, the verdict, and a record that the same attempt fails; exit 0 is no success."""
+    ground.write_site(faults=faults)
+
+    document = restart(ground)
+
+    assert document["exit_code"] == 60
+    crash = [f for f in document["findings"] if f["code"] == "start-crashed"]  # type: ignore[attr-defined]
+    assert crash, document["findings"]
+    assert "crashed" in crash[0]["text"]
+
+
+def test_a_start_that_makes_no_progress_is_a_hang(ground: Ground) -> None:
+    """It is told apart from a crash and from a slow start; the server is left for inspection."""
+    ground.write_site(
+        faults="never-ready=weights", ready={"timeout_s": 60, "stall_s": 3, "generation_s": 5}
+    )
+
+    document = restart(ground)
+
+    assert document["exit_code"] == 60
+    codes = [finding["code"] for finding in document["findings"]]  # type: ignore[attr-defined]
+    assert "start-hung" in codes
+    assert "left-running" in codes
+    assert len(ground.mains()) == 1
+
+
+def test_a_failed_attempt_is_not_repeated_blindly(ground: Ground) -> None:
+    """Known from an empty state folder too, through the host's copy; --again goes on; a change goes on."""
+    ground.write_site(faults="exit-at-start=3")
+    failed = restart(ground)
+
+    refused = restart(ground, state="other-machine")
+    again = restart(ground, "--again", "the disk was replaced", state="other-machine")
+    ground.write_site()
+    changed = restart(ground, state="third-machine")
+
+    assert failed["exit_code"] == 60
+    assert refused["exit_code"] == 50
+    text = [f["text"] for f in refused["findings"] if f["code"] == "known-failure"]  # type: ignore[attr-defined]
+    assert text
+    assert str(failed["run"]) in text[0]
+    assert again["exit_code"] == 60
+    assert changed["exit_code"] == 0
+
+
+def test_restart_of_a_hung_server(ground: Ground) -> None:
+    """SIGTERM is ignored: it is killed member by member after the grace, and replaced."""
+    ground.write_site(faults="ignore-term=1", stop={"grace_s": 1})
+    restart(ground)
+    ground.write_site(stop={"grace_s": 1})
+
+    document = restart(ground)
+
+    assert document["outcome"] == "done"
+    assert len(ground.mains()) == 1
+
+
+def test_restart_of_a_crashed_server_with_orphans(ground: Ground) -> None:
+    """The main process is dead, schedulers live on: they are found by record and title, and stopped."""
+    ground.write_site(faults="orphans=1")
+    restart(ground)
+    main = ground.mains()[0]
+    import os
+
+    os.kill(main, signal.SIGKILL)
+    wait_for(lambda: not ground.mains())
+    ground.write_site()
+
+    document = restart(ground)
+
+    assert document["outcome"] == "done", document["findings"]
+    assert len(ground.mains()) == 1
+    assert len(ground.members()) <= 7
+
+
+def test_a_launch_is_refused_while_it_runs(ground: Ground) -> None:
+    """`launch` starts no second server."""
+    restart(ground)
+
+    document = ground.json("launch", "one", "--yes", "--no-smoke")
+
+    assert document["exit_code"] == 50
+    assert "already-running" in [finding["code"] for finding in document["findings"]]
+    assert len(ground.mains()) == 1
+
+
+def test_logs_mark_the_first_abnormal_record(ground: Ground) -> None:
+    """The line that explains the crash is marked, not the last one."""
+    ground.write_site(faults="exit-at-start=3")
+    restart(ground)
+
+    done = ground.opsctl("logs", "one")
+
+    assert done.returncode == 0
+    assert "starts one" in done.stdout
