@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import hashlib
 import importlib.util
 import json
 import secrets
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from opsctl.agent import boot
-from opsctl.agent.ops import MODULES, PROVIDERS, RESOURCES
+from opsctl.agent.ops import MODULES, ON_DEMAND, PROVIDERS, RESOURCES
 from opsctl.agent.startup import explain_start, read_marker, write_source
 from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.transport.base import Channel, Transport
@@ -232,7 +233,8 @@ class RemoteAgent:
         lines = [line for needed in MODULES[module] for line in self._missing(needed)]
         for resource in RESOURCES.get(module, ()):
             if resource not in self._loaded:
-                lines.append(_resource_frame(resource))
+                frame = _digest_frame if resource in ON_DEMAND else _resource_frame
+                lines.append(frame(resource))
                 self._loaded.add(resource)
         lines.append(_module_frame(module))
         self._loaded.add(module)
@@ -311,9 +313,20 @@ class RemoteAgent:
             if "hello" in frame:
                 self.hello = frame["hello"]
                 continue
+            if "need" in frame:
+                self._supply(frame["need"])
+                continue
             call = self._calls.get(frame["id"])
             if call is not None:
                 call.frames.append(frame)
+
+    def _supply(self, name: str) -> None:
+        """Send a resource that an operation asks for."""
+        with self._send_lock:
+            try:
+                self._channel.write(_resource_frame(name) + b"\n")
+            except TransportError as error:
+                self._fail(self._ended(error))
 
     def _keep_alive(self) -> None:
         while not self._closed.wait(self._ping_s):
@@ -380,10 +393,20 @@ def _module_frame(name: str) -> bytes:
 @lru_cache(maxsize=4)
 def _resource_frame(name: str) -> bytes:
     """Return the source of an installed module as a load frame; it is found, not imported."""
+    return _load_frame({"load": name, "resource": True}, _source_of(name))
+
+
+@lru_cache(maxsize=4)
+def _digest_frame(name: str) -> bytes:
+    digest = hashlib.sha256(_source_of(name)).hexdigest()
+    return json.dumps({"load": name, "digest": digest}).encode()
+
+
+def _source_of(name: str) -> bytes:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise AgentError(f"{name} is not installed here", next_step="reinstall opsctl")
-    return _load_frame({"load": name, "resource": True}, Path(spec.origin).read_bytes())
+    return Path(spec.origin).read_bytes()
 
 
 def _load_frame(head: dict[str, Any], source: bytes) -> bytes:

@@ -3,7 +3,8 @@
 Standard library only, Python 3.8 or newer. The client (``client.py``) starts it with ``BOOT`` and speaks JSON
 objects with it, one per line:
 
-- to the agent: ``{"load": NAME, "z": base64 of zlib}`` a module or a resource; ``{"id", "op", "module",
+- to the agent: ``{"load": NAME, "z": base64 of zlib}`` a module or a resource (or only its ``"digest"``: it
+  can be asked for with ``{"need": NAME}``); ``{"id", "op", "module",
   "request", "timeout_s"}`` an operation; ``{"cancel": ID}``.
 - from the agent, after one marker line: ``{"protocol": 1, "id", "ok": true, "facts": {...}}``, or ``"ok":
   false, "error": {"kind", "detail"}``; and ``{"id", "event": {...}}`` while an operation goes on.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 
 PROTOCOL = 1
 FINISH_S = 10.0  # how long an operation in hand may take to finish after the end was seen
+FETCH_S = 10.0
 READ_BYTES = 1 << 18
 CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
@@ -81,8 +83,12 @@ class Context:
         self._agent.send({"id": self._id, "event": event})
 
     def resource(self, name: str) -> bytes:
-        """Return a file that the client sent along under ``name``."""
-        return self._agent.resources[name]
+        """Return a file that the client sends along under ``name``, asking for it where it has not."""
+        return self._agent.fetch(name)
+
+    def digest(self, name: str) -> str:
+        """Return the sha256 of a resource, which need not have been sent."""
+        return self._agent.digests[name]
 
     @property
     def held(self) -> dict[str, Any]:
@@ -94,7 +100,9 @@ class Agent:
     """Reads frames, runs each operation in a thread, and watches that the client still lives."""
 
     def __init__(self, marker: str, silence_s: float, stdin: int, stdout: int) -> None:
-        self.resources: dict[str, bytes] = {}
+        self.digests: dict[str, str] = {}
+        self._resources: dict[str, bytes] = {}
+        self._arrived = threading.Condition()
         self.held: dict[str, Any] = {}
         self._silence_s = silence_s
         self._in, self._out = stdin, stdout
@@ -111,6 +119,16 @@ class Agent:
 
     def send(self, frame: dict[str, Any]) -> None:
         self._write(json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n")
+
+    def fetch(self, name: str) -> bytes:
+        """Return a resource, waiting for it where it must still be sent; called by operations only."""
+        with self._arrived:
+            if name not in self._resources:
+                self.send({"need": name})
+                self._arrived.wait_for(lambda: name in self._resources, FETCH_S)
+            if name not in self._resources:
+                raise Error("no-resource", "the client did not send %s" % name)
+            return self._resources[name]
 
     def serve(self) -> None:
         """Read frames until the end of stdin or of the client's life."""
@@ -193,9 +211,14 @@ class Agent:
 
     def _load(self, frame: dict[str, Any]) -> None:
         name = frame["load"]
+        if "digest" in frame:
+            self.digests[name] = frame["digest"]
+            return
         source = zlib.decompress(binascii.a2b_base64(frame["z"]))
         if frame.get("resource"):
-            self.resources[name] = source
+            with self._arrived:
+                self._resources[name] = source
+                self._arrived.notify_all()
             return
         full = "opsctl.agent.ops." + name
         module = types.ModuleType(full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import socket
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from opsctl.agent import client
 from opsctl.agent.client import RemoteAgent, connect
+from opsctl.agent.ops import procfs
 from opsctl.agent.read import (
     gpus_of,
     read_details,
@@ -266,55 +269,76 @@ def test_a_missing_package_and_a_missing_interpreter_are_told(agent: RemoteAgent
     assert "did not answer" in hangs
 
 
-@pytest.fixture
-def fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Send real pynvml with functions replaced: what is appended to it decides how NVML behaves."""
+@contextmanager
+def agent_with_nvml(folder: Path, code: str) -> Iterator[RemoteAgent]:
+    """Start an agent that gets real pynvml with ``code`` appended, and finds some library to load."""
     spec = importlib.util.find_spec("pynvml")
     assert spec is not None
     assert spec.origin is not None
-    path = tmp_path / "pynvml.py"
-    path.write_text(Path(spec.origin).read_text() + "\nimport time\ndef nvmlInit(): pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    real = Path(spec.origin).read_text()
+    (folder / "pynvml.py").write_text(f"{real}\nimport time\ndef nvmlInit(): pass\n{code}\n")
+    maps = Path("/proc/self/maps").read_text()
+    libc = next(line.split()[-1] for line in maps.splitlines() if "libc.so.6" in line)
+    (folder / "libnvidia-ml.so.1").symlink_to(libc)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("LD_LIBRARY_PATH", str(folder))
+        client._resource_frame.cache_clear()
+        client._digest_frame.cache_clear()
+        with connect(LocalTransport()) as agent:
+            yield agent
+    digest = hashlib.sha256((folder / "pynvml.py").read_bytes()).hexdigest()
+    for path in Path(procfs.runtime_directory()).glob(f"pynvml-{digest[:16]}*"):
+        path.unlink()
     client._resource_frame.cache_clear()
-    yield path
-    client._resource_frame.cache_clear()
+    client._digest_frame.cache_clear()
 
 
-def test_a_hanging_nvml_is_a_state_and_the_agent_lives_on(
-    agent: RemoteAgent, fake_nvml: Path
-) -> None:
+def test_a_hanging_nvml_is_a_state_and_the_agent_lives_on(tmp_path: Path) -> None:
     """The call is given up with its process; the next one tries anew."""
-    fake_nvml.write_text(fake_nvml.read_text() + "def nvmlDeviceGetCount(): time.sleep(60)\n")
-    began = time.monotonic()
+    code = "def nvmlDeviceGetCount(): time.sleep(60)"
+    with agent_with_nvml(tmp_path, code) as agent:
+        began = time.monotonic()
+        states = [read_gpus(agent, timeout_s=0.7).state for _ in range(2)]
+        waited_s = time.monotonic() - began
+        assert agent.call("agent.noop") == {}
 
-    first = read_gpus(agent, timeout_s=0.5)
-    second = read_gpus(agent, timeout_s=0.5)
-
-    assert (first.state, second.state) == ("timeout", "timeout")
-    assert time.monotonic() - began < 5
-    assert agent.call("agent.noop") == {}
+    assert states == ["timeout", "timeout"]
+    assert waited_s < 5
 
 
-def test_a_poll_over_a_hanging_nvml_ends(agent: RemoteAgent, fake_nvml: Path) -> None:
+def test_a_poll_over_a_hanging_nvml_ends(tmp_path: Path) -> None:
     """Unreadable is an outcome of its own: never free."""
-    fake_nvml.write_text(
-        fake_nvml.read_text() + "def nvmlDeviceGetHandleByUUID(u): time.sleep(60)\n"
-    )
-
-    result = agent.call("gpu.poll", {"limits": {"GPU-1": 0}, "timeout_s": 5, "call_timeout_s": 0.5})
+    request = {"limits": {"GPU-1": 0}, "timeout_s": 5, "call_timeout_s": 0.7}
+    with agent_with_nvml(tmp_path, "def nvmlDeviceGetHandleByUUID(u): time.sleep(60)") as agent:
+        result = agent.call("gpu.poll", request)
 
     assert (result["outcome"], result["state"]) == ("unreadable", "timeout")
 
 
-def test_an_nvml_that_crashes_its_process_is_told(agent: RemoteAgent, fake_nvml: Path) -> None:
+def test_an_nvml_that_crashes_its_process_is_told(tmp_path: Path) -> None:
     """A segmentation fault in the library takes the child, not the agent."""
-    crash = "def nvmlDeviceGetCount(): import os; os.kill(os.getpid(), 11)\n"
-    fake_nvml.write_text(fake_nvml.read_text() + crash)
-
-    report = read_gpus(agent)
+    code = "def nvmlDeviceGetCount(): import os; os.kill(os.getpid(), 11)"
+    with agent_with_nvml(tmp_path, code) as agent:
+        report = read_gpus(agent)
 
     assert report.state == "error"
     assert "signal 11" in (report.detail or "")
+
+
+def test_compiled_code_is_kept_and_a_damaged_copy_is_not_believed(tmp_path: Path) -> None:
+    """The second agent starts from the copy; cut or foreign-writable, it is made anew."""
+    code = "def nvmlDeviceGetCount(): return 0"
+    with agent_with_nvml(tmp_path, code) as agent:
+        assert read_gpus(agent).state == "no-devices"
+        digest = hashlib.sha256((tmp_path / "pynvml.py").read_bytes()).hexdigest()
+        (kept,) = Path(procfs.runtime_directory()).glob(f"pynvml-{digest[:16]}*")
+        whole = kept.read_bytes()
+        for damage in (whole, whole[:-1], b""):
+            kept.write_bytes(damage)
+            with connect(LocalTransport()) as other:
+                assert read_gpus(other).state == "no-devices"
+            assert kept.read_bytes() == whole
 
 
 def test_no_library_is_a_state(agent: RemoteAgent, monkeypatch: pytest.MonkeyPatch) -> None:

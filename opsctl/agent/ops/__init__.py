@@ -37,6 +37,9 @@ PROVIDERS: dict[str, str] = {
     "process.watch": "signalling",
 }
 
+# resources that are sent only when the module asks for them: they are large, and it may have a copy
+ON_DEMAND = frozenset({"pynvml"})
+
 # module -> files of other packages that it gets as data (an importable module's source)
 RESOURCES: dict[str, tuple[str, ...]] = {
     "gpu": ("opsctl.agent.nvml", "pynvml"),

@@ -9,6 +9,7 @@ import select
 import sys
 import threading
 import time
+import zlib
 
 from opsctl.agent.ops import procfs
 
@@ -24,7 +25,8 @@ MAX_STUCK = 2  # children that hang in the driver and cannot even be killed
 MAX_XIDS = 50
 
 CHILD = """\
-import marshal,os,sys,types
+import marshal,os,sys,types,zlib
+os.umask(0o77)
 i,o=os.dup(0),os.dup(1)
 os.dup2(2,1)
 def read(n):
@@ -39,14 +41,23 @@ def reply(value):
  data=marshal.dumps(value)
  data=b"%10d"%len(data)+data
  while data: data=data[os.write(o,data):]
-def module(name,source):
+def module(name,code):
  made=types.ModuleType(name)
  sys.modules[name]=made
- exec(compile(source,name,"exec"),made.__dict__)
+ exec(code,made.__dict__)
  return made
 first=receive()
-module("pynvml",first["pynvml"])
-module("nvml",first["opsctl.agent.nvml"]).main(receive,reply)
+code=first["code"] and marshal.loads(first["code"])
+if not code:
+ code=compile(first["source"],"pynvml","exec")
+ data=marshal.dumps(code)
+ try:
+  temporary=first["cache"]+".%d"%os.getpid()
+  with open(temporary,"xb") as f: f.write(b"%12d"%zlib.crc32(data)+data)
+  os.replace(temporary,first["cache"])
+ except OSError: pass
+module("pynvml",code)
+module("nvml",compile(first["nvml"],"nvml","exec")).main(receive,reply)
 """
 
 
@@ -57,7 +68,7 @@ class Hung(Exception):
 class Child:
     """The process that talks to NVML; made by exec, so no descriptor of the agent (a lock) lives on in it."""
 
-    def __init__(self, sources: dict[str, bytes]) -> None:
+    def __init__(self, sources: dict[str, Any]) -> None:
         self._lock = threading.Lock()
         self._sources = sources
         self._stuck: list[int] = []
@@ -148,14 +159,72 @@ def collected(pid: int) -> bool:
 
 
 def child(context: Context) -> Child:
-    names = ("pynvml", "opsctl.agent.nvml")
-    made = Child({name: context.resource(name) for name in names})
-    kept: Child = context.held.setdefault("nvml", made)
+    """Return the agent's one child; pynvml comes compiled from the cache, or from the client."""
+    if "nvml" not in context.held:
+        name = "pynvml-%s.%s" % (context.digest("pynvml")[:16], sys.implementation.cache_tag)
+        path = os.path.join(procfs.runtime_directory(), name)
+        code = cached(path)
+        if code is None:
+            drop_older(path)
+        sources = {
+            "nvml": context.resource("opsctl.agent.nvml"),
+            "source": None if code else context.resource("pynvml"),
+            "code": code,
+            "cache": path,
+        }
+        context.held.setdefault("nvml", Child(sources))
+    kept: Child = context.held["nvml"]
     return kept
+
+
+def cached(path: str) -> bytes | None:
+    """Return code that was compiled before, None unless it is whole and nobody but we could write it."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        stat = os.fstat(fd)
+        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
+            return None
+        data = file.read()
+    whole = data[:12].strip().isdigit() and int(data[:12]) == zlib.crc32(data[12:])
+    return data[12:] if whole else None
+
+
+def drop_older(path: str) -> None:
+    """Remove the code of other versions: the folder holds one per Python."""
+    folder, tail = os.path.dirname(path), os.path.splitext(path)[1]
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith("pynvml-") and name.endswith(tail):
+            try:
+                os.unlink(os.path.join(folder, name))
+            except OSError:
+                pass
+
+
+def library_is_missing(context: Context) -> bool:
+    """Tell whether this host has no NVIDIA library at all: most of a fleet's hosts need no more than that."""
+    if "nvml" in context.held:
+        return False
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return "cannot open shared object file: No such file" in str(error)
+    return False
 
 
 def ask(context: Context, message: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
     """Ask NVML; a hang and a crash of its process are states like any other."""
+    if library_is_missing(context):
+        return {"state": "no-library", "detail": "there is no libnvidia-ml.so.1", "gpus": []}
     try:
         return child(context).ask(message, timeout_s)
     except Hung as problem:

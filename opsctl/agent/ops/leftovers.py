@@ -146,12 +146,12 @@ def bound_port(port: int) -> list[dict[str, Any]]:
 def our_locks() -> list[dict[str, Any]]:
     """Return the lock files that an agent left when it was killed: nobody holds them."""
     try:
-        names = sorted(os.listdir(lock.directory()))
+        names = sorted(os.listdir(procfs.runtime_directory()))
     except OSError:
         return []
     found = []
     for name in names:
-        path = os.path.join(lock.directory(), name)
+        path = os.path.join(procfs.runtime_directory(), name)
         if not name.endswith(lock.SUFFIX) or lock.is_held(path):
             continue
         holder = lock.content(path) or {}

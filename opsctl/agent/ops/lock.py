@@ -23,16 +23,6 @@ TRIES = 5  # a reader holds a lock for some microseconds; that is nobody's lock
 TRY_S = 0.01
 
 
-def directory() -> str:
-    """Return this user's folder for locks: /run/opsctl as root, else the user's own runtime folder."""
-    if os.geteuid() == 0:
-        return "/run/opsctl"
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isabs(runtime):
-        return os.path.join(runtime, "opsctl")
-    return os.path.join(os.path.expanduser("~"), ".cache", "opsctl", "run")
-
-
 def acquire(request: dict[str, Any], context: Context) -> dict[str, Any]:
     """Take all locks in the order given, or none.
 
@@ -43,7 +33,7 @@ def acquire(request: dict[str, Any], context: Context) -> dict[str, Any]:
         ``acquired`` true and ``directory``; or false, ``name``, and ``holder`` as that one wrote it (None
         where it had not written yet).
     """
-    folder = request.get("directory") or directory()
+    folder = request.get("directory") or procfs.runtime_directory()
     names = [checked(name, context) for name in request["names"]]
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
@@ -80,7 +70,7 @@ def read(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
     A lock file that nobody holds was left by an agent that was killed; it blocks nobody.
     """
-    folder = request.get("directory") or directory()
+    folder = request.get("directory") or procfs.runtime_directory()
     mine: dict[str, int] = context.held.get("locks", {})
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))

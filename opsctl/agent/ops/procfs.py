@@ -163,3 +163,13 @@ def start_ticks(pid: int) -> int | None:
     """Return when the process started, in ticks since boot, None when there is no such process."""
     stat = read_stat(pid)
     return stat.start_ticks if stat else None
+
+
+def runtime_directory() -> str:
+    """Return this user's folder for what lives until the next boot: /run/opsctl as root, else its own."""
+    if os.geteuid() == 0:
+        return "/run/opsctl"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isabs(runtime):
+        return os.path.join(runtime, "opsctl")
+    return os.path.join(os.path.expanduser("~"), ".cache", "opsctl", "run")
