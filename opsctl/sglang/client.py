@@ -286,7 +286,9 @@ class Connection(asyncio.Protocol):
         assert self.transport is not None
         self.exchange = exchange
         self.used += 1
-        done = exchange.done = asyncio.get_running_loop().create_future()
+        done = exchange.done
+        if done is None:
+            done = exchange.done = asyncio.get_running_loop().create_future()
         now = exchange.sent_s = self.clock()
         if self.closed or self.transport.is_closing():
             self._end(Ended.CUT, "the server closed the connection before the request", now)

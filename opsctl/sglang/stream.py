@@ -12,15 +12,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+_load = json.JSONDecoder().decode  # json.loads looks at its options for each call
 GOOD_FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
-@dataclass(slots=True)
-class Event:
-    """One ``data:`` event and the time at which its last byte arrived."""
-
-    at_s: float
-    data: bytes
+Event = tuple[float, bytes]  # when its last byte arrived, and what its data: lines hold
 
 
 @dataclass(slots=True)
@@ -57,6 +53,11 @@ def split_events(times: Sequence[float], pieces: Sequence[bytes]) -> tuple[list[
     rest = b""
     lines: list[bytes] = []
     for at_s, piece in zip(times, pieces, strict=True):
+        if not rest and not lines and piece[:6] == b"data: " and piece[-2:] == b"\n\n":
+            whole = piece[6:-2]
+            if b"\n" not in whole and b"\r" not in whole:  # one piece, one event: nearly always
+                events.append((at_s, whole))
+                continue
         buffer = rest + piece if rest else piece
         start = 0
         while True:
@@ -70,7 +71,7 @@ def split_events(times: Sequence[float], pieces: Sequence[bytes]) -> tuple[list[
             if line.startswith(b"data:"):
                 lines.append(line[6:] if line[5:6] == b" " else line[5:])
             elif not line and lines:
-                events.append(Event(at_s, lines[0] if len(lines) == 1 else b"\n".join(lines)))
+                events.append((at_s, lines[0] if len(lines) == 1 else b"\n".join(lines)))
                 lines = []
         rest = buffer[start:]
     left = b"\n".join([*lines, rest]) if lines else rest
@@ -85,25 +86,26 @@ def decode(
     if not events and pieces and "event-stream" not in content_type:
         body = b"".join(pieces)
         if body.lstrip()[:1] in (b"{", b"["):  # an answer that was not streamed at all
-            events, rest = [Event(times[-1], body)], b""
+            events, rest = [(times[-1], body)], b""
     reply = Reply()
     join = _join_generate if api == "generate" else _join_openai
     documents: list[tuple[float, dict[str, Any]]] = []
-    for event in events:
-        if event.data.strip() == b"[DONE]":
+    for at_s, data in events:
+        if data[:1] == b"[" and data.strip() == b"[DONE]":
             reply.done = True
             continue
         try:
-            document = json.loads(event.data)
+            document = _load(data.decode())
         except ValueError:
-            reply.broken = reply.broken or event.data[:80].decode("utf-8", "replace")
+            reply.broken = reply.broken or data[:80].decode("utf-8", "replace")
             continue
         if isinstance(document, dict):
-            documents.append((event.at_s, document))
+            documents.append((at_s, document))
     if rest.strip():
         reply.broken = reply.broken or rest[:80].decode("utf-8", "replace")
     for _, document in documents:
-        _take_error(reply, document)
+        if "error" in document or "choices" not in document:
+            _take_error(reply, document)
     join(reply, documents)
     return reply
 
@@ -177,15 +179,7 @@ def _join_openai(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) ->
         if isinstance(usage, dict):
             count = _number(usage.get("completion_tokens"))
             _take_usage(reply, usage)
-        said = ""
-        choices = document.get("choices")
-        for choice in choices if isinstance(choices, list) else []:
-            if not isinstance(choice, dict):
-                continue
-            said += _content(choice)
-            finish = choice.get("finish_reason")
-            if isinstance(finish, str) and finish:
-                reply.finish = finish
+        said = _take_choices(reply, document.get("choices"))
         if said:
             texts.append(said)
             reply.chunk_s.append(at_s)
@@ -196,11 +190,25 @@ def _join_openai(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) ->
     _keep_counts(reply, counts)
 
 
+def _take_choices(reply: Reply, choices: Any) -> str:
+    said = ""
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        said += _content(choice)
+        finish = choice.get("finish_reason")
+        if finish and isinstance(finish, str):
+            reply.finish = finish
+    return said
+
+
 def _content(choice: dict[str, Any]) -> str:
     delta = choice.get("delta") or choice.get("message")
     if not isinstance(delta, dict):
         text = choice.get("text")
         return text if isinstance(text, str) else ""
+    if len(delta) == 1 and "content" in delta:
+        return delta["content"] if isinstance(delta["content"], str) else ""
     said = ""
     for key in ("reasoning_content", "content"):
         if isinstance(delta.get(key), str):

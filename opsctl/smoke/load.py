@@ -11,6 +11,7 @@ import gc
 import resource
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from opsctl.sglang.stream import decode
 from opsctl.smoke.prompts import Prompt
 
 TICK_S = 0.05
+SENDS_PER_PASS = 4
 CONNECTS_AT_ONCE = 64  # a listen backlog of 100 is common
 RETAINED_LIMIT_BYTES = 16 << 20
 DRAIN_S = 2.0  # after a crash sign: how long others may still end by themselves
@@ -121,6 +123,7 @@ class Level:
         self._connections: set[Connection] = set()
         self._over = asyncio.Event()
         self._decoded = 0
+        self._outbox: deque[tuple[Connection, Exchange]] = deque()
 
     def trouble(self, sign: Sign) -> None:
         """Note the first sign and stop sending."""
@@ -224,7 +227,7 @@ class Level:
 
     async def _perform(self, connection: Connection, exchange: Exchange) -> Connection:
         reused = connection.used > 0
-        await connection.send(exchange)
+        await self._send(connection, exchange)
         if not (reused and exchange.ended in (Ended.CUT, Ended.RESET) and not exchange.status):
             return connection
         # A server may close an idle connection just when we use it again (RFC 9112, 9.3.1).
@@ -232,11 +235,27 @@ class Level:
         again = await self._connect()
         if again is None:
             return connection
-        exchange.ended = None
+        exchange.ended = exchange.done = None
         exchange.error = ""
         exchange.retried = True
-        await again.send(exchange)
+        await self._send(again, exchange)
         return again
+
+    def _send(self, connection: Connection, exchange: Exchange) -> asyncio.Future[None]:
+        """Send in turn, a few per pass of the loop: a pass writes only at its end, after all stamps."""
+        loop = asyncio.get_running_loop()
+        done = exchange.done = loop.create_future()
+        self._outbox.append((connection, exchange))
+        if len(self._outbox) == 1:
+            loop.call_soon(self._send_some)
+        return done
+
+    def _send_some(self) -> None:
+        for _ in range(min(SENDS_PER_PASS, len(self._outbox))):
+            connection, exchange = self._outbox.popleft()
+            connection.send(exchange)
+        if self._outbox:
+            asyncio.get_running_loop().call_soon(self._send_some)
 
     def _next(self) -> Job | None:
         if self._stopping:
