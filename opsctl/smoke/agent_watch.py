@@ -21,6 +21,7 @@ WATCH_S = 86_400.0
 LOG_POLL_S = 0.2
 LOG_LIMIT_CHARS = 4 << 20
 WINDOW_LINES = 120
+LINES_BEFORE = 15
 DUST_S = 0.5  # what a dying server still writes
 STACKS_S = 5.0
 
@@ -208,6 +209,6 @@ def _window(lines: list[str]) -> list[str]:
     if first is None:
         chosen = lines[-WINDOW_LINES:]
     else:
-        begin = max(0, first - WINDOW_LINES // 2)
+        begin = max(0, first - LINES_BEFORE)
         chosen = lines[begin : begin + WINDOW_LINES]
     return [line[:500] for line in chosen]

@@ -98,6 +98,8 @@ def compare(sides: Sequence[Side], metric: str = "throughput") -> dict[str, Any]
             row["values"].append(None if point is None else round(point.value, 3))
             row["ratios"].append(_ratio(base, point, metric))
         rows.append(row)
+    for row in rows:
+        row["outcomes"] = [_outcome(side, row["concurrency"]) for side in sides]
     others = [_curve(side.label, rows, index) for index, side in enumerate(sides) if index > 0]
     return {
         "metric": metric,
@@ -105,6 +107,17 @@ def compare(sides: Sequence[Side], metric: str = "throughput") -> dict[str, Any]
         "levels": rows,
         "against_first": others,
     }
+
+
+def _outcome(side: Side, concurrency: int) -> str | None:
+    """Return the worst outcome of a side's runs at one level; None when none ran it."""
+    found = [
+        str(level["outcome"])
+        for run in side.runs
+        for level in run["levels"]
+        if level["concurrency"] == concurrency
+    ]
+    return next((outcome for outcome in found if outcome != "passed"), found[0] if found else None)
 
 
 def _ratio(base: Point | None, point: Point | None, metric: str) -> dict[str, Any] | None:
@@ -172,10 +185,15 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
     """Return the comparison as sentences that name the crossover and what to do about it."""
     base = result["labels"][0]
     lines: list[str] = []
+    for row in result["levels"]:
+        for label, outcome in zip(result["labels"], row["outcomes"], strict=True):
+            if outcome not in (None, "passed"):
+                lines.append(f"{label} {outcome} at C={row['concurrency']}: not compared there")
     for other in result["against_first"]:
         label = other["label"]
         if not other["crossings"]:
-            lines.append(f"{label} against {base}: {other['verdict']} at every level")
+            where = "at every level that both passed"
+            lines.append(f"{label} against {base}: {other['verdict']} {where}")
             continue
         for crossing in other["crossings"]:
             if crossing["to"] == "worse":

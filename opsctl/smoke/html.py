@@ -128,7 +128,7 @@ def _verdict(run: Run) -> str:
     if diagnosis.get("category"):
         lines.append(f"diagnosis: {diagnosis['category']}. {diagnosis.get('explanation') or ''}")
         if diagnosis.get("next"):
-            lines.append(f"next: {diagnosis['next']}")
+            lines += [f"next: {step}" for step in diagnosis["next"]]
     text = "".join(f"<p>{escape(line)}</p>" for line in lines)
     return (
         f'<div class="verdict {escape(outcome)}"><span class="badge">{escape(outcome)}</span>'

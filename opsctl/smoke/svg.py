@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+WIDTH, HEIGHT = 420, 230
+BAR_WIDTH = 800
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 40
 ROW_LIMIT = 120  # bars in one timeline; more are left out evenly, and said to be
 
 
@@ -100,9 +101,9 @@ def timeline(rows: Sequence[Sequence[Any]], title: str) -> str:
     total = len(shown) * height + 26
 
     def x(seconds: float) -> float:
-        return round(6 + seconds / last * (WIDTH - 12), 1)
+        return round(6 + seconds / last * (BAR_WIDTH - 12), 1)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {total}" role="img" aria-label="{escape(title)}">']
+    parts = [f'<svg viewBox="0 0 {BAR_WIDTH} {total}" role="img" aria-label="{escape(title)}">']
     for number, (sent, first, end, tokens, failure) in enumerate(shown):
         y = number * height + 2
         middle = end if first is None else first
