@@ -64,7 +64,10 @@ def diagnose_command(
         draft_tokens=draft_tokens, context_length=context_length, threshold=threshold, tp=tp
     )
     found = read_and_diagnose(app, source, Context(level=level, launch=launch))
-    return emit(app, make_document(source, found), lambda: describe(source, found))
+    document = make_document(source, found)
+    if not app.as_json:
+        document.findings.clear()  # the text says it all
+    return emit(app, document, lambda: describe(source, found))
 
 
 def read_and_diagnose(app: App, source: str, context: Context) -> Diagnosis:
@@ -133,12 +136,13 @@ def describe(source: str, found: Diagnosis) -> str:
     """Return the diagnosis as the text that a person reads."""
     if found.category is None:
         return f"healthy: {found.explanation}"
-    rows = [f"{found.category}  (confidence {found.confidence:.2f})"]
+    rows = [
+        f"{found.category}  (confidence {found.confidence:.2f})",
+        f"  meaning       {found.explanation}",
+    ]
     if found.first_record:
         place = f"{source}:{found.line}" if found.line else source
         rows.append(f"  first record  {place}\n                {found.first_record}")
-    if found.sizes is not None:
-        rows += [f"  sizes         {meaning}" for meaning in found.sizes.meanings]
     if found.noticed_in:
         rows.append(f"  noticed in    {found.noticed_in}")
     others = [first for first in found.ranks if first.rank is not None and first.line != found.line]

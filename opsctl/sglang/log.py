@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +24,9 @@ MAX_LINE = 4000
 """Characters that are kept of one line: a dump of ``reqs=[...]`` can be megabytes long."""
 HEAD_LINES = 400
 """So many lines are kept whatever they say: a short capture is judged as a whole."""
+MAX_REPEATS = 200
+"""Lines that differ in digits only are looked at so many times; then they are counted."""
+_MAX_SKELETONS = 40_000
 _CHUNK = 1 << 20
 
 
@@ -44,116 +49,162 @@ def unpack(stream: IO[bytes]) -> IO[bytes]:
     return buffered
 
 
-def read_lines(stream: IO[bytes]) -> Iterator[str]:
+def read_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Return the lines of a stream, each cut to ``MAX_LINE``, in bounded memory.
 
-    A carriage return ends a line as well: progress bars are separate lines. Bytes that are not UTF-8
-    become replacement characters. A gzip file that was cut short ends quietly where it ends.
+    A carriage return ends a line as well: progress bars are separate lines. A gzip file that was cut
+    short ends quietly where it ends.
     """
     rest = b""
     cut = False  # inside a line whose rest is thrown away
-    while True:
-        try:
-            chunk = stream.read(_CHUNK)
-        except EOFError:
-            chunk = b""
-        if not chunk:
-            break
+    while chunk := _read(stream):
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
             if not cut:
                 rest += chunk
-                if len(rest) > 16 * MAX_LINE:
-                    yield rest[:MAX_LINE].decode(errors="replace")
+                if len(rest) > _CHUNK:
+                    yield _shorten(rest)
                     rest, cut = b"", True
             continue
-        text = (rest + head).decode(errors="replace")
-        lines = text.split("\n")
+        lines = (rest + head).split(b"\n")
         if cut:
-            lines, cut = lines[1:], False
+            del lines[0]
+            cut = False
         for line in lines:
             yield line if len(line) <= MAX_LINE else _shorten(line)
         rest = tail
-    if rest:
-        yield _shorten(rest.decode(errors="replace"))
+    if rest and not cut:
+        yield _shorten(rest)
 
 
-def _shorten(line: str) -> str:
+def _read(stream: IO[bytes]) -> bytes:
+    """Return the next piece; the end of a torn or damaged gzip file is simply its end."""
+    try:
+        piece: bytes = stream.read1(_CHUNK)  # type: ignore[attr-defined]
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return b""
+    return piece
+
+
+def _shorten(line: bytes) -> bytes:
     if len(line) <= MAX_LINE:
         return line
-    return f"{line[: MAX_LINE - 800]} ... {line[-700:]}"
+    return line[: MAX_LINE - 800] + b" ... " + line[-700:]
 
 
-def read_records(lines: Iterable[str]) -> Iterator[Record]:
-    """Return the records of a log; routine lines come as one ``ACTIVITY`` record per stretch."""
+def records_of(text: str) -> Iterator[Record]:
+    """Return the records of a piece of log that is already in memory."""
+    return read_records(text.encode(errors="replace").split(b"\n"))
+
+
+def read_records(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Return the records of a log; routine lines come as one ``ACTIVITY`` record per stretch.
+
+    Bytes that are not UTF-8 become replacement characters.
+    """
     prefixes = PrefixReader()
+    repeats = Repeats()
     pending = Activity()
-    dirty = False
     number = 0
     for line in lines:
         number += 1
-        if _count_routine(line, pending):
-            dirty = True
+        if count_routine(line, pending):
             continue
-        if number > HEAD_LINES and NOTABLE.search(line) is None:
+        look = repeats.look(line, number)
+        if look is Look.FLOOD or (look is Look.BORING and number > HEAD_LINES):
             continue
-        if dirty:
+        if pending.lines:
             yield Record("", number - 1, Kind.ACTIVITY, activity=pending)
-            pending, dirty = Activity(), False
-        yield from _records_of(line, number, prefixes)
-    if dirty:
+            pending = Activity()
+        for text in _unwrap_json(line.decode(errors="replace")):
+            yield _make_record(prefixes.read(text), number)
+    if pending.lines:
         yield Record("", number, Kind.ACTIVITY, activity=pending)
+    for first, count in repeats.counts():
+        yield Record("", first, Kind.REPEAT, count=count)
 
 
-def _count_routine(line: str, activity: Activity) -> bool:
+class Look(Enum):
+    """What one look at a line says."""
+
+    BORING = 0
+    NOTABLE = 1
+    FLOOD = 2
+
+
+class Repeats:
+    """Knows lines that differ in digits only, so that a flood costs one look-up per line."""
+
+    def __init__(self) -> None:
+        self._boring: set[bytes] = set()
+        self._seen: dict[bytes, list[int]] = {}  # skeleton -> first line, times
+
+    def look(self, line: bytes, number: int) -> Look:
+        """Say whether a line may mean something, and whether it has come too often."""
+        skeleton = line.translate(None, b"0123456789")
+        if skeleton in self._boring:
+            return Look.BORING
+        known = self._seen.get(skeleton)
+        if known is not None:
+            known[1] += 1
+            return Look.NOTABLE if known[1] <= MAX_REPEATS else Look.FLOOD
+        lower = skeleton.lower()
+        for word in NOTABLE:
+            if word in lower:
+                if len(self._seen) < _MAX_SKELETONS:
+                    self._seen[skeleton] = [number, 1]
+                return Look.NOTABLE
+        if len(self._boring) > _MAX_SKELETONS:
+            self._boring.clear()
+        self._boring.add(skeleton)
+        return Look.BORING
+
+    def counts(self) -> Iterator[tuple[int, int]]:
+        """Return first line and number of further times for what came too often."""
+        for first, times in self._seen.values():
+            if times > MAX_REPEATS:
+                yield first, times - MAX_REPEATS
+
+
+def count_routine(line: bytes, activity: Activity) -> bool:
     """Count a routine line; False when the line is none."""
-    if "Decode batch" in line and "#running-req" in line:
+    if b"Decode batch" in line and b"#running-req" in line:
         _count_decode(line, activity)
-        return True
-    if "Prefill batch" in line and "#new-seq" in line:
+    elif b"HTTP/1." in line and (status := line.find(b'" ')) > 0:
+        kind = line[status + 2 : status + 3]
+        if kind == b"2":
+            activity.answers_ok += 1
+        elif kind == b"5":
+            activity.answers_failed += 1
+        elif kind not in (b"3", b"4"):
+            return False
+    elif b"Prefill batch" in line and b"#new-seq" in line:
         activity.prefill_lines += 1
         activity.last_batch = line
-        return True
-    if "HTTP/1." in line and ('" 200' in line or '" 5' in line or '" 4' in line or '" 3' in line):
-        if '" 200' in line:
-            activity.answers_ok += 1
-        elif '" 5' in line:
-            activity.answers_failed += 1
-        return True
-    return False
+    else:
+        return False
+    activity.lines += 1
+    return True
 
 
-def _count_decode(line: str, activity: Activity) -> None:
+def _count_decode(line: bytes, activity: Activity) -> None:
     activity.decode_lines += 1
     activity.last_batch = line
-    running = _number_after(line, "#running-req: ")
+    start = line.find(b"#running-req: ") + 14
+    try:
+        running = int(line[start : line.find(b",", start)])
+    except ValueError:
+        running = 0
     if running > activity.max_running:
         activity.max_running = running
-    if "cuda graph: True" in line:
+    if b"cuda graph: True" in line:
         activity.decode_with_graph += 1
-    elif "cuda graph: False" in line:
+    elif b"cuda graph: False" in line:
         activity.decode_without_graph += 1
         if running > activity.max_running_without_graph:
             activity.max_running_without_graph = running
-
-
-def _number_after(line: str, key: str) -> int:
-    start = line.find(key)
-    if start < 0:
-        return 0
-    start += len(key)
-    end = start
-    while end < len(line) and line[end].isdigit():
-        end += 1
-    return int(line[start:end] or 0)
-
-
-def _records_of(line: str, number: int, prefixes: PrefixReader) -> Iterator[Record]:
-    for text in _unwrap_json(line):
-        prefix = prefixes.read(text)
-        yield _make_record(prefix, number)
 
 
 def _unwrap_json(line: str) -> list[str]:

@@ -85,8 +85,8 @@ class PrefixReader:
             rank = (groups.get("rank") or "").strip() or rank
             source = groups.get("source") or source
             line = line[found.end() :]
-        if rank is None and source is not None and (inner := _RANK_IN_SOURCE.search(source)):
-            rank = inner[1].strip("_").replace("_", " ")
+        if rank is None and source is not None:
+            rank = _rank_of(source)
         return Prefix(line, stamp, self.seconds(stamp) if stamp else None, rank, source, client)
 
     @staticmethod
@@ -115,6 +115,13 @@ class PrefixReader:
         else:
             day_s = self._day_s
         return day_s + _clock(*clock.groups())
+
+
+def _rank_of(source: str) -> str | None:
+    if source.startswith("rank"):
+        return source
+    found = _RANK_IN_SOURCE.search(source)
+    return found[1].strip("_").replace("_", " ") if found is not None else None
 
 
 def _days(year: int, month: int, day: int) -> int:

@@ -110,11 +110,14 @@ class Collector:
         for record in records:
             self.feed(record)
         for trace in self._traces.values():
-            if not trace.closed and trace.owner in ("scheduler", "detokenizer"):
+            if not trace.closed and trace.owner in _OF_OWNER:
                 self._unfinished(trace)
 
     def feed(self, record: Record) -> None:
         """Take one record."""
+        if record.kind is Kind.REPEAT:
+            self._repeat(record)
+            return
         self.lines = record.line
         if record.kind is Kind.ACTIVITY:
             self._active(record)
@@ -132,6 +135,13 @@ class Collector:
         read_launch(record.body, self.run.launch)
         self.stream.status_line(record.body, record.line)
         self._text(record)
+
+    def _repeat(self, record: Record) -> None:
+        for run in self.runs:
+            for piece in run.evidence:
+                if piece.record.line == record.line:
+                    piece.count += record.count
+                    return
 
     def _active(self, record: Record) -> None:
         activity = record.activity
@@ -218,10 +228,6 @@ class Collector:
             self._traces[key] = trace
         self._current = trace
         self.run.traces += 1
-        head = text.split(_TRACEBACK)[0]
-        rule = self._match(head)
-        if rule is not None and (rule.name in ("warmup", "detokenizer")):
-            self._add(rule, record, head.strip(" :"), trace)
 
     def _exception(self, record: Record, text: str, trace: Trace | None) -> None:
         if trace is not None and trace.closed and not record.rank and not record.source:
@@ -242,20 +248,14 @@ class Collector:
         if owner == "http" and rule.weight >= WRAPPER:
             rule = _REQUEST_ERROR
         if owner == "warmup" and rule.weight >= WRAPPER:
-            return  # the wrapper's own words; its heading was counted
+            rule = _WARMUP
         self._add(rule, record, text, trace)
 
     def _plain(self, owner: str | None, trace: Trace | None, matched: Rule | None) -> Rule:
-        if matched is not None and owner not in ("scheduler",):
-            return matched
         if matched is not None:
-            return _CUT_OFF
-        if owner == "scheduler":
-            return _SCHEDULER
-        if owner == "detokenizer":
-            return _DETOKENIZER
-        if owner == "tokenizer":
-            return _TOKENIZER
+            return _CUT_OFF if owner == "scheduler" else matched
+        if owner in _OF_OWNER:
+            return _OF_OWNER[owner]
         if trace is not None and any(frame.startswith(_CORE_FRAMES) for frame in trace.frames):
             return _TOKENIZER
         return _UNKNOWN_ERROR
@@ -283,7 +283,7 @@ class Collector:
         if skeleton in self._known:
             return self._known[skeleton]
         rule = None
-        if BENIGN.search(text) is None:
+        if BENIGN.search(text) is None or "leak detected" in text:
             rule = next((rule for rule in RULES if rule.pattern.search(text)), None)
         if len(self._known) < 20_000:
             self._known[skeleton] = rule
@@ -295,7 +295,9 @@ class Collector:
             return
         if rule.weight == CAUSE and text.startswith("Possible solutions"):
             return
-        key = (rule.name, record.rank, _DIGITS.sub("0", text[:160]))
+        if record.rank is None and trace is not None and trace.record.rank is not None:
+            record = _with_rank(record, trace.record)
+        key = (rule.name, record.rank, _DIGITS.sub("0", text[:400])[:160])
         known = self._seen.get(key)
         if known is not None:
             known.count += 1
@@ -308,8 +310,6 @@ class Collector:
             frames = frames[::-1]
         if record.time_s is None:
             record = _with_time(record, self._time_s)
-        if record.rank is None and trace is not None and trace.record.rank is not None:
-            record = _with_rank(record, trace.record)
         piece = Evidence(
             rule.name, category, _weight(rule, category), record, text[:1500], frames,
             trace.owner if trace else None, trace.heading if trace else "",
@@ -361,7 +361,7 @@ class Collector:
         return "cuda-oom-startup"
 
     def _unfinished(self, trace: Trace) -> None:
-        rule = _SCHEDULER if trace.owner == "scheduler" else _DETOKENIZER
+        rule = _OF_OWNER[trace.owner or ""]
         if not any(
             piece.owner == trace.owner and piece.record.line > trace.record.line
             for piece in self.run.evidence
@@ -377,6 +377,10 @@ _SCHEDULER = _rule("scheduler", "scheduler-exception", WRAPPER, 0.85)
 _CUT_OFF = _rule("peer-gone", "child-died", END, 0.7)
 _DETOKENIZER = _rule("detokenizer", "detokenizer-died", WRAPPER, 0.9)
 _TOKENIZER = _rule("tokenizer", "scheduler-exception", WRAPPER + 2, 0.6)
+_WARMUP = _rule("warmup", "warmup-failed", 36, 0.9)
+_OF_OWNER = {
+    "scheduler": _SCHEDULER, "detokenizer": _DETOKENIZER, "tokenizer": _TOKENIZER, "warmup": _WARMUP,
+}  # fmt: skip
 _REQUEST_ERROR = _rule("request-error", "unknown", 58, 0.4)
 _UNKNOWN_ERROR = _rule("unknown-error", "unknown", 56, 0.4)
 _CORE_FRAMES = (

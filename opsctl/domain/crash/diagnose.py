@@ -80,6 +80,12 @@ def _forgiven(piece: Evidence, run: Run) -> bool:
     """True for something that happened once and that the server outlived."""
     if piece.rule == "oom-killer":
         return _stranger(piece) and not _died(run)
+    if (
+        piece.rule == "peer-gone"
+        and piece.owner is None
+        and not (run.stages or run.activity.serves)
+    ):
+        return piece.record.time is None  # a client's or a tool's line: nothing of a server is here
     if piece.rule in _WEAK:
         return run.served_after > piece.record.line and piece.owner != "scheduler"
     return False
@@ -151,10 +157,10 @@ def _from_evidence(best: Evidence, pieces: list[Evidence], run: Run, context: Co
     if best.rule == "probe-mismatch" and "health-timeout" in earlier:
         category = "health-timeout"
         reason = "the sizes are those of probes that timed out and kept running"
-    elif category == "illegal-access" and not best.ready:
+    elif category in ("illegal-access", "scheduler-exception") and not best.ready:
         if any(piece.category == "graph-capture" for piece in pieces):
             category = "graph-capture"
-            reason = "the inner error is an illegal access during the capture"
+            reason = f"the inner error is: {best.text[:160]}"
     elif best.weight >= END and best.rule in _DEATHS and _answers_after_death(run, best, context):
         category = "zombie-service"
         reason = "the port went on answering after the workers had died"
@@ -240,9 +246,13 @@ def _describe(collector: Collector, run: Run, verdict: _Verdict, context: Contex
         normalised=words,
         ranks=_first_of_ranks(run),
         also=_also(collector, verdict),
-        last_batch=run.activity.last_batch,
+        last_batch=_text(run.activity.last_batch),
         launch=launch,
     )  # fmt: skip
+
+
+def _text(line: bytes | None) -> str | None:
+    return line.decode(errors="replace") if line is not None else None
 
 
 def _sizes(

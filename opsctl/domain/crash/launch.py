@@ -8,7 +8,8 @@ from typing import Any
 from opsctl.domain.crash.model import Launch
 
 _LAUNCH = re.compile(
-    r"server_args=|ServerArgs\(|sglang\.launch_server|sglang serve |vllm serve |non-default args:"
+    r"server_args=|ServerArgs\(|non-default args:"
+    r"|^(?:[+$#] ?)?(?:exec |nohup |env )?(?:\S+=\S* )*(?:\S*/)?(?:python\S*|sglang|vllm) (?:.* )?(?:sglang\.launch_server|serve) .*--"
 )
 _READY = re.compile(r"fired up and ready to roll|Server is ready|ready to roll")
 _OPEN = re.compile(r"Uvicorn running on|Application startup complete")
@@ -17,7 +18,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = tuple(
     for name, begin, end in (
         ("distributed", r"Init torch distributed begin|Initializing distributed|ncclCommInitRank", r"Init torch distributed end|Init COMPLETE"),
         ("weights", r"Load weight begin|Loading (?:model )?weights|Starting to load model|Loading safetensors checkpoint shards: +(?!100)\d+%", r"Load weight end|Loading (?:model )?weights took|Model loading took|checkpoint shards: 100%"),
-        ("kv-cache", r"Memory pool begin", r"KV Cache is allocated|Memory pool end|GPU KV cache size|max_total_num_tokens="),
+        ("kv-cache", r"Memory pool begin", r"KV Cache is allocated|Memory pool end|GPU KV cache size|max_total_num_tokens=\d+, chunked"),
         ("graph", r"Capture (?:[\w-]+ )*(?:cuda|CUDA) graph begin|Capturing (?:batches|CUDA graph)", r"Capture (?:[\w-]+ )*(?:cuda|CUDA) graph end|Graph capturing finished"),
         ("jit", r"Loading JIT ops|JIT (?:ops|kernel)\S* (?:build|compil\w+)|(?:Compiling|Building) (?:kernel|extension|module|JIT)|DeepGEMM .{0,30}(?:[Cc]ompil|warm)|Triton .{0,20}autotun|Autotuning|torch\.compile (?:begin|start)", r"Finished loading JIT ops|JIT .{0,40}(?:done|finished|complete)|(?:[Cc]ompil|[Ww]arm)\w* .{0,40}(?:done|finished|complete|took)|DeepGEMM .{0,30}(?:done|finished|complete)"),
         ("warm-up", r"(?:Start|Begin|Running|Sending) .{0,20}warm-?up", r"[Ww]arm-?up .{0,20}(?:done|finished|end|complete|success)"),
@@ -31,7 +32,7 @@ def read_stage(body: str) -> str | None:
         return "ready"
     if _OPEN.search(body):
         return "open"
-    if _LAUNCH.search(body) and "  <-" not in body:
+    if _LAUNCH.search(body) and "  <-" not in body and "Killed" not in body:
         return "launch"
     for name, begin, end in _STEPS:
         if end.search(body):

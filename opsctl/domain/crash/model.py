@@ -15,6 +15,7 @@ class Kind(StrEnum):
     LAUNCH = "launch"  # the server begins: its arguments follow from here
     STAGE = "stage"  # a step of the start-up began or ended
     STREAM = "stream"  # one line of an HTTP answer or of a server-sent event stream
+    REPEAT = "repeat"  # the record of this line came ``count`` times more
 
 
 @dataclass(slots=True)
@@ -27,9 +28,10 @@ class Activity:
     prefill_lines: int = 0
     answers_ok: int = 0  # 2xx in the access log
     answers_failed: int = 0  # 5xx in the access log
-    last_batch: str | None = None
+    last_batch: bytes | None = None  # as it stands in the log
     max_running: int = 0
     max_running_without_graph: int = 0
+    lines: int = 0
 
     def add(self, other: Activity) -> None:
         """Count the lines of a later stretch in."""
@@ -39,6 +41,7 @@ class Activity:
         self.prefill_lines += other.prefill_lines
         self.answers_ok += other.answers_ok
         self.answers_failed += other.answers_failed
+        self.lines += other.lines
         self.last_batch = other.last_batch or self.last_batch
         self.max_running = max(self.max_running, other.max_running)
         self.max_running_without_graph = max(
@@ -68,6 +71,7 @@ class Record:
     source: str | None = None
     client: bool = False  # a note of the load client, not of the server
     activity: Activity | None = None
+    count: int = 0  # of REPEAT
 
 
 @dataclass(slots=True)

@@ -170,6 +170,8 @@ def _explain_pair(sizes: Sizes, launch: Launch, *, merge: bool, speculative: boo
         if kind == "unexplained":
             kind, is_load, requests = "graph-plus-one", True, max(a, b)
     steps = _draft_settings(a, b, launch)
+    if steps is None and not meanings and launch.draft_steps is None and max(a, b) <= 64:
+        steps = f"{a} and {b} are as small as settings: compare them with steps + 1, topk and draft tokens"
     if steps is not None:
         meanings.append(steps)
         if kind == "unexplained":

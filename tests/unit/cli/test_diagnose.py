@@ -1,0 +1,113 @@
+"""``opsctl diagnose`` as a program: exit codes, JSON, standard input, wrong arguments."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.cli import run
+
+CASES = Path(__file__).parents[2] / "data" / "cases"
+SAMPLES = Path(__file__).parents[2] / "data" / "diagnose"
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = run(["diagnose", *argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = call(capsys, *argv, "--json")
+    return code, json.loads(out)
+
+
+def test_crash_is_told_as_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The data has the seven names, and the exit code is 20: looked, and it is bad."""
+    code, body = document(capsys, str(CASES / "001-graph-bs-plus-one.log"), "--level", "9")
+
+    assert (code, body["exit_code"], body["schema"]) == (20, 20, "opsctl.diagnose/1")
+    assert {
+        "category",
+        "confidence",
+        "signature",
+        "first_record",
+        "sizes",
+        "explanation",
+        "next",
+    } <= set(body["data"])
+    assert body["outcome"] == body["data"]["category"] == "shape-mismatch"
+    assert body["data"]["sizes"]["b"] == 9
+    assert body["findings"][0]["next"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "outcome"),
+    [("healthy-start", 0, "healthy"), ("retract-two", 0, "degraded"), ("ok-stream", 0, "stream-ok"),
+     ("unknown-other", 21, "unknown"), ("unknown-empty", 21, "unknown"), ("xid79", 20, "gpu-fault")],
+)  # fmt: skip
+def test_exit_code_says_healthy_bad_or_unknown(
+    capsys: pytest.CaptureFixture[str], name: str, code: int, outcome: str
+) -> None:
+    """0 for healthy and notices, 20 for a fault, 21 when nothing can be told."""
+    found, body = document(capsys, str(SAMPLES / f"{name}.log"))
+
+    assert (found, body["outcome"]) == (code, outcome)
+    assert (body["data"]["category"] is None) == (outcome == "healthy")
+
+
+def test_standard_input_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`journalctl ... | opsctl diagnose -`."""
+    data = (SAMPLES / "journal-json.log").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))  # type: ignore[arg-type]
+
+    code, body = document(capsys, "-")
+
+    assert (code, body["outcome"]) == (20, "shape-mismatch")
+
+
+def test_text_names_file_line_sizes_and_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person sees where, why and what to do, and stderr stays quiet."""
+    path = SAMPLES / "shape-v2-192-by-12.log"
+
+    code, out, err = call(capsys, str(path))
+
+    assert code == 20
+    assert f"{path}:9" in out
+    assert "192 = 12 requests x 16 draft tokens" in out
+    assert "next" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize("source", ["no-such-file.log", "20261129-none"])
+def test_missing_log_is_a_usage_error(capsys: pytest.CaptureFixture[str], source: str) -> None:
+    """Neither a file nor a run."""
+    code, out, err = call(capsys, source)
+
+    assert (code, out) == (2, "")
+    assert "no file and no run" in err
+
+
+def test_folder_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A folder holds no single log."""
+    assert call(capsys, str(tmp_path))[0] == 2
+
+
+def test_log_of_a_run_is_found_in_the_state_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A run's id stands for the log that was kept for it."""
+    kept = tmp_path / "runs" / "r1" / "server.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("Fatal Python error: Segmentation fault\n")
+
+    code, body = document(capsys, "r1", "--state", str(tmp_path))
+
+    assert (code, body["outcome"]) == (20, "child-died")
