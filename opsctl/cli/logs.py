@@ -83,9 +83,9 @@ def find_record(session: ServerSession, run: str | None) -> dict[str, Any]:
 def first_abnormal(lines: list[str]) -> tuple[int | None, dict[str, Any] | None]:
     """Return the number of the first abnormal line, and the verdict on these lines."""
     from opsctl.domain.crash import diagnose
-    from opsctl.sglang.log import read_records
+    from opsctl.sglang.log import records_of
 
-    found = diagnose(read_records(lines))
+    found = diagnose(records_of("\n".join(lines)))
     return (found.line if found.category else None), found.as_data()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from opsctl.domain.crash import Context, Launch, diagnose
 from opsctl.domain.report import LevelReport, Outcome
 from opsctl.sglang.info import ServerInfo
-from opsctl.sglang.log import read_records
+from opsctl.sglang.log import records_of
 
 
 def diagnose_level(
@@ -35,7 +35,7 @@ def diagnose_level(
     confirmed_by = (level.sign or {}).get("confirmed_by")
     alive = None if confirmed_by is None else confirmed_by == "generation"
     context = Context(level.concurrency, launch, hung=hung, port_alive=alive)
-    found = diagnose(read_records(log_text.splitlines()), context)
+    found = diagnose(records_of(log_text), context)
     if found.category is None and not hung:
         return None
     return found.as_data()
