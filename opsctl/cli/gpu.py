@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opsctl.cli.app import App, command, emit
+from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def status(app: App, target: str, learn: bool, expect: int | None) -> int:
         data = {**memory_data(verdict), "health": health_data(health), "learned": learned}
         data["driver_version"] = cards.report.driver_version
         code = 21 if verdict.exit_code == 21 else 0
-        findings = [*verdict.all_findings, *(item.finding for item in health)]
+        seen = [finding for finding in verdict.all_findings if finding.code != "held"]
+        findings = [*seen, *(item.finding for item in health)]
         document = Document("gpu status", verdict.outcome, code, findings=findings, data=data)
         return emit(app, document, lambda: "\n".join(_status_lines(target, data)))
 
@@ -223,8 +225,10 @@ def wait(app: App, target: str, timeout: float, expect: int | None) -> int:
         first = cards.judge(cards.report)
         limits = {card.uuid: card.limit_bytes for card in first.gpus}
         if first.exit_code == 0 or not limits:
-            return _emit_verdict(app, "gpu wait", first)
-        poll = MemoryPoll(cards.agent, cards.report, limits, cards.judge, timeout)
+            return _emit_verdict(app, "gpu wait", first, first, {}, 0.0)
+        poll = MemoryPoll(
+            cards.agent, cards.report, limits, cards.judge, timeout, waits_for_foreign=True
+        )
         poll.start()
         poll.processes_are_gone(timeout)
         verdict = poll.wait()
@@ -262,21 +266,80 @@ def _status_lines(target: str, data: dict[str, Any]) -> list[str]:
         rows.append(
             (
                 "?" if card["index"] is None else str(card["index"]),
-                card["uuid"],
-                card["name"] or "unknown",
+                card["uuid"][:12],
                 card["state"],
                 mib(card["used_bytes"]),
                 mib(card["reserved_bytes"]),
                 "not learned" if card["baseline_bytes"] is None else mib(card["baseline_bytes"]),
                 ", ".join(f"{h['pid']} ({h['class'] or '?'})" for h in card["holders"]) or "nobody",
+                card["name"] or "unknown",
             )
         )
-    head = ("gpu", "uuid", "name", "state", "used", "reserved", "baseline", "holders")
+    head = ("gpu", "uuid", "state", "used", "reserved", "baseline", "holders", "name")
     lines = [f"{target}: driver {data['driver_version'] or 'unknown'}", *columns(rows, head)]
     if data["learned"]:
         lines.append(f"learned the idle baseline of {len(data['learned'])} GPUs")
     return lines
 
 
-for _command in (status, verify, wait):
+@command("probe")
+@click.argument("server")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1.0),
+    default=90.0,
+    show_default=True,
+    metavar="S",
+    help="For one run of the check, torch's import included; a card that hangs costs one run.",
+)
+def probe(app: App, server: str, timeout: float) -> int:
+    """Compute on each GPU of SERVER with the server's own interpreter and torch, in a child.
+
+    Allocates 64 MiB, multiplies two matrices of small integers (the CPU's product must be met
+    exactly), and copies between neighbours. Finds the card that answers NVML and does not compute.
+    Exit 0: all compute; 20: one does not; 21: not measured (no torch, no CUDA, no GPU).
+    """
+    from dataclasses import asdict
+
+    from opsctl.domain.gpu_compute import compute_findings, exit_code_of
+    from opsctl.session import open_session
+    from opsctl.site import load_site
+    from opsctl.steps.gpu_compute import ComputeProbe
+
+    site = load_site(app.site_path)
+    entry = site.server(server)
+    if entry.python is None:
+        raise UsageError(
+            f"server '{server}' has a command and no python, so there is no torch to ask",
+            next_step="name its interpreter as `python:`, or use `opsctl gpu verify`",
+            subject=server,
+        )
+    with open_target(app, server) as cards:
+        uuids, report_findings = cards.uuids, cards.judge(cards.report).findings
+    with open_session(site, server) as session:
+        run = ComputeProbe(session.agent, [entry.python], uuids, timeout, entry.cwd)
+        found = run.run()
+    findings = [*report_findings, *compute_findings(found, run.copies)]
+    code = exit_code_of(found, run.copies)
+    outcome = {0: "computes", 20: "does-not-compute", 21: "unknown"}[code]
+    data = {
+        "gpus": [asdict(card) for card in found],
+        "copies": [{"from": a, "to": b, "error": error} for a, b, error in run.copies],
+    }
+    document = Document("gpu probe", outcome, code, findings=findings, data=data)
+    return emit(app, document, lambda: "\n".join(_probe_lines(data)))
+
+
+def _probe_lines(data: dict[str, Any]) -> list[str]:
+    lines = []
+    for card in data["gpus"]:
+        took = "" if card["seconds"] is None else f" in {card['seconds']:.2f} s"
+        lines.append(f"  {card['state']:<13} {card['uuid']}{took} {card['detail']}".rstrip())
+    good = [copy for copy in data["copies"] if not copy["error"]]
+    if data["copies"]:
+        lines.append(f"  {len(good)} of {len(data['copies'])} copies between GPUs are good")
+    return lines or ["  no GPU was probed"]
+
+
+for _command in (status, verify, wait, probe):
     gpu.add_command(_command)

@@ -53,7 +53,8 @@ def _options(function: Any) -> Any:
     "--drain",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Let running requests end first, up to this long. Default: the site's stop.drain_s (0).",
+    help="Wait until no request runs, up to this long; opsctl cannot keep new ones away. "
+    "Default: the site's stop.drain_s (0).",
 )
 @_options
 def stop(

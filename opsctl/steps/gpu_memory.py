@@ -46,6 +46,8 @@ class ProveGpuMemory:
                 return no_gpus_result(ctx)
             poll = start_poll(ctx, picture, self._timeout_s(ctx))
             poll.processes_are_gone(self._timeout_s(ctx))
+        elif self.timeout_s is not None:
+            poll.shorten(self._timeout_s(ctx))
         before = poll.first
         verdict = poll.wait()
         learned = learn(ctx, poll.report, verdict, poll.stays)

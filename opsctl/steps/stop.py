@@ -12,6 +12,7 @@ from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
 from opsctl.domain.stop_words import plan_lines
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.draining import drain
 from opsctl.steps.gpu_memory import (
     LAST_EXIT_KEY,
     PICTURE_KEY,
@@ -70,10 +71,11 @@ class StopServer:
         return [process_data(one, Outcome.UNTOUCHED) for one in judged]
 
     def run(self, ctx: StepContext) -> StepResult:
+        drained = self._drain(ctx)
         picture = self._fresh_picture(ctx)
         plan = self._plan(ctx, picture)
         rows: dict[int, tuple[Judged, Outcome]] = {}
-        findings = list(plan.findings)
+        findings = [*drained, *plan.findings]
         timing = Timing(None, None)
         poll = self._watch_memory(ctx, picture)
         came_back: list[Judged] = []
@@ -136,6 +138,12 @@ class StopServer:
         poll = start_poll(ctx, picture, patience_s)
         ctx.live[POLL_KEY] = poll
         return poll
+
+    def _drain(self, ctx: StepContext) -> list[Finding]:
+        wanted = ctx.server.stop.drain_s if self.drain_s is None else self.drain_s
+        if self.hard or wanted <= 0:
+            return []
+        return drain(ctx, ctx.deadline.left(ctx.clock.now(), wanted))
 
     def _fresh_picture(self, ctx: StepContext) -> Picture:
         kept = ctx.live.pop(PICTURE_KEY, None)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opsctl.agent.client import Agent
 
 POLL_INTERVAL_S = 0.02
+FOREIGN_PATIENCE_S = 3.0
 _HELD_TIMEOUT_S = 20.0
 
 
@@ -119,6 +120,7 @@ class MemoryPoll:
     judge: Callable[[GpuReport], MemoryVerdict]
     timeout_s: float
     stays: frozenset[int] = frozenset()  # protected holders, by NVML's pid
+    waits_for_foreign: bool = False
     first: MemoryVerdict | None = None
     verdict: MemoryVerdict | None = None
     free_after_s: dict[str, float] = field(default_factory=dict)
@@ -141,30 +143,51 @@ class MemoryPoll:
         self._end_s = time.monotonic() + timeout_s
         self._processes_gone.set()
 
+    def shorten(self, timeout_s: float) -> None:
+        """Wait no longer than this from now."""
+        self._end_s = min(self._end_s, time.monotonic() + timeout_s)
+
     def wait(self) -> MemoryVerdict:
         """Return the verdict as soon as it is 'free', or the newest at the deadline.
+
+        When only foreign processes hold the cards, there is nothing to wait for but them: the
+        verdict comes after ``FOREIGN_PATIENCE_S``.
 
         Raises:
             OpsctlError: the agent was lost.
         """
-        while not self._done.wait(0.5):
+        blocked_since_s: float | None = None
+        while not self._done.wait(0.2):
             if time.monotonic() > self._end_s + 20.0:
+                break
+            if self.waits_for_foreign or not self._only_foreign_holds():
+                blocked_since_s = None
+                continue
+            blocked_since_s = blocked_since_s or time.monotonic()
+            if time.monotonic() - blocked_since_s >= FOREIGN_PATIENCE_S:
+                self._end_s = 0.0
                 break
         if self._error is not None:
             raise self._error
         assert self.verdict is not None
         return self.verdict
 
-    def give_up(self) -> None:
-        """End the poll soon; nobody waits for it any more."""
-        self._end_s = 0.0
-        self._processes_gone.set()
+    def _only_foreign_holds(self) -> bool:
+        """Say whether each card that is not free is held by somebody whom the stop leaves alone."""
+        verdict = self.verdict
+        if not self._processes_gone.is_set() or verdict is None:
+            return False
+        blocked = [card for card in verdict.gpus if card.state != "free"]
+        return bool(blocked) and all(
+            any(view.kind == "foreign" and view.holder.kind != "G" for view in card.holders)
+            and not any(view.kind == "member" for view in card.holders)
+            for card in blocked
+        )
 
     def _run(self) -> None:
         try:
-            while time.monotonic() < self._end_s or self._end_s == 0.0:
-                if self._end_s == 0.0 or self._poll_once():
-                    break
+            while time.monotonic() < self._end_s and not self._poll_once():
+                pass
         except OpsctlError as error:
             self._error = error
         self._done.set()
@@ -176,7 +199,7 @@ class MemoryPoll:
         was_gone = self._processes_gone.is_set()
         request = {
             "limits": self.limits,
-            "timeout_s": left_s if was_gone else min(left_s, 1.0),
+            "timeout_s": min(left_s, 10.0 if was_gone else 1.0),
             "interval_s": POLL_INTERVAL_S,
         }
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
     "attempts": ("launch",),
+    "compute": (),
     "details": ("procfs", "sockets"),
     "evidence": ("procfs",),
     "gpu": ("procfs",),
