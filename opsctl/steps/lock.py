@@ -12,6 +12,7 @@ from opsctl.domain.gpu import resolve_gpus
 from opsctl.errors import SafetyRefusal
 from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
 
+OWN_AGENT_S = 15.0  # an agent that lost its client takes up to 10 s to finish
 NO_GPUS = ("no-library", "no-devices", "driver-not-loaded")
 
 
@@ -37,9 +38,9 @@ class Lock:
         }
         port = [f"port-{ctx.server.port}"]
         gpus = gpu_locks(ctx)
-        acquire(ctx.session.agent, port, owner, ctx.wall())
+        acquire(ctx, ctx.session.agent, port, owner)
         if gpus:
-            acquire(ctx.session.gpu_agent, gpus, owner, ctx.wall())
+            acquire(ctx, ctx.session.gpu_agent, gpus, owner)
         words = f"port {ctx.server.port} and {len(gpus)} GPUs are ours"
         return StepResult(StepOutcome.DONE, data={"locks": [*port, *gpus], "summary": words})
 
@@ -53,14 +54,25 @@ def gpu_locks(ctx: StepContext) -> list[str]:
     return [f"gpu-{uuid}" for uuid in sorted(uuids)]
 
 
-def acquire(agent: Agent, names: list[str], owner: Mapping[str, Any], now_s: float) -> None:
-    """Take all of them or none. Raises SafetyRefusal with who holds which, since when, why."""
-    reply = agent.call("lock.acquire", {"names": names, "owner": dict(owner)}, timeout_s=10.0)
-    if reply["acquired"]:
-        return
-    holder = reply.get("holder") or {}
+def acquire(ctx: StepContext, agent: Agent, names: list[str], owner: Mapping[str, Any]) -> None:
+    """Take all of them or none. Raises SafetyRefusal with who holds which, since when, why.
+
+    A run that is continued may meet its own former agent, which finishes what it had in hand: that one
+    is waited for.
+    """
+    end = ctx.clock.now() + OWN_AGENT_S
+    request = {"names": names, "owner": dict(owner)}
+    while True:
+        reply = agent.call("lock.acquire", request, timeout_s=10.0)
+        if reply["acquired"]:
+            return
+        holder = reply.get("holder") or {}
+        if holder.get("run") not in (None, ctx.run_id) or ctx.clock.now() > end:
+            break
+        ctx.reporter.progress("waiting for this run's former agent to finish")
+        ctx.clock.sleep(0.2)
     raise SafetyRefusal(
-        f"{reply['name']} is locked by {describe_holder(holder, now_s)}",
+        f"{reply['name']} is locked by {describe_holder(holder, ctx.wall())}",
         next_step="wait for that run, or talk to its operator; the lock ends with its process",
         code="locked",
         subject=str(reply["name"]),

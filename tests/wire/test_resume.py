@@ -1,0 +1,252 @@
+"""A run that is cut anywhere is continued: in the end one server runs, and everything is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wire.ground import Ground, make_ground, wait_for
+
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(900)]
+
+BEFORE_ASK = ["lock", "look", "preflight", "stage", "known-failure", "ask"]
+AFTER_ASK = ["collect", "stop", "gpu-memory", "sweep", "patch", "launch", "ready", "smoke"]
+STEPS = [*BEFORE_ASK, *AFTER_ASK, "settle", "record"]
+BOUNDARIES = [f"{kind}:{step}" for step in STEPS for kind in ("begin", "act", "end")]
+INSIDE = [
+    *(f"call:launch.start:{ms}" for ms in (0, 5, 20, 60, 150)),
+    *(f"call:process.signal_all:{ms}" for ms in (0, 5, 30)),
+    *(f"call:process.signal:{ms}" for ms in (0, 5)),
+    "call:lock.acquire:5",
+    "call:preflight.arguments:20",
+    "call:launch.remember:2",
+    "call:attempts.append:2",
+    "call:probe.request:10",
+]
+FEW = [
+    "begin:stop",
+    "act:stop",
+    "begin:launch",
+    "act:launch",
+    "call:launch.start:20",
+    "act:ready",
+    "act:record",
+]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with make_ground(tmp_path) as made:
+        yield made
+
+
+def cut(ground: Ground, point: str) -> int:
+    """Run a restart that dies at ``point``; return its exit code, -9 when it died."""
+    words = ground.command("restart", "one", "--yes")[3:]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.wire.cut_run", point, *words],
+        capture_output=True,
+        timeout=120,
+        env=ground.environment(),
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return done.returncode
+
+
+def open_run(ground: Ground) -> str:
+    runs = ground.json("resume")["data"]["runs"]
+    assert len(runs) == 1, runs
+    return str(runs[0]["id"])
+
+
+def marker(pid: int) -> str:
+    """Return the run that launched a process, from its environment."""
+    environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return next(item.partition("=")[2] for item in environ if item.startswith("OPSCTL_RUN="))
+
+
+def attempts_of(ground: Ground, run: str) -> list[str]:
+    lines = (ground.host_state / "attempts.jsonl").read_text().splitlines()
+    return [one["outcome"] for one in map(json.loads, lines) if one["run"] == run]
+
+
+def check_continued(ground: Ground, point: str) -> None:
+    """Cut a restart at ``point``, continue it, and look at what the world is like."""
+    code = cut(ground, point)
+    if code != -signal.SIGKILL:
+        pytest.skip(f"{point} was not reached (exit {code})")
+    run = open_run(ground)
+
+    document = ground.json("resume", run, "--yes", timeout_s=120)
+
+    mains = ground.mains()
+    assert document["outcome"] == "done", (point, document["findings"])
+    assert document["run"] == run
+    assert len(mains) == 1, (point, mains)
+    assert marker(mains[0]) == run, point
+    assert {os.getsid(pid) for pid in ground.members()} == {mains[0]}, point
+    assert attempts_of(ground, run)[-1] == "passed", point
+    assert ground.json("resume")["data"]["runs"] == []
+
+
+@pytest.mark.parametrize("point", FEW)
+def test_a_cut_run_is_continued(ground: Ground, point: str) -> None:
+    """The points that hurt most: around the stop, around the launch, before the record."""
+    assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
+
+    check_continued(ground, point)
+
+
+@pytest.mark.slow
+def test_a_run_may_be_cut_anywhere(ground: Ground) -> None:
+    """kill -9 at each boundary and inside each step that acts; each cut run replaces the one before."""
+    assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
+    missed = []
+
+    for point in [*BOUNDARIES, *INSIDE]:
+        try:
+            check_continued(ground, point)
+        except pytest.skip.Exception:
+            missed.append(point)
+
+    assert not set(missed) & set(BOUNDARIES), missed
+
+
+def test_a_launch_that_died_meanwhile_is_a_crash_not_a_second_launch(ground: Ground) -> None:
+    """Cut in ready, and the server dies before the resume: its end is found, and nothing is started again."""
+    code = cut(ground, "begin:ready")
+    assert code == -signal.SIGKILL
+    run = open_run(ground)
+    wait_for(lambda: len(ground.mains()) == 1)
+    os.kill(ground.mains()[0], signal.SIGKILL)
+    wait_for(lambda: not ground.mains())
+
+    document = ground.json("resume", run, "--yes")
+
+    assert document["exit_code"] == 60
+    assert ground.mains() == []
+    assert attempts_of(ground, run)[-1] == "crashed"
+
+
+def test_a_newer_run_makes_a_cut_one_stale(ground: Ground) -> None:
+    """Somebody else restarted it meanwhile: the cut run must not stop that server."""
+    cut(ground, "begin:stop")
+    run = open_run(ground)
+    assert ground.json("restart", "one", "--yes", "--no-smoke", state="other")["outcome"] == "done"
+    before = ground.mains()
+
+    document = ground.json("resume", run, "--yes")
+
+    assert document["exit_code"] == 50
+    assert "overtaken" in [finding["code"] for finding in document["findings"]]
+    assert ground.mains() == before
+
+
+def test_two_operators_at_once(ground: Ground) -> None:
+    """The second, with a site file of its own that names the server differently, is told who and why."""
+    ground.write_site(faults="startup-s=4")
+    first = subprocess.Popen(
+        ground.command("restart", "one", "--yes", "--no-smoke", "--reason", "the first"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ground.environment(),
+    )
+    wait_for(lambda: ground.mains())
+
+    other = ground.folder / "other.yaml"
+    ground.write_site(path=other)
+    other.write_text(other.read_text().replace("one:", "renamed:"))
+    words = [
+        "restart",
+        "renamed",
+        "--yes",
+        "--json",
+        "--site",
+        str(other),
+        "--state",
+        str(ground.folder / "s2"),
+    ]
+    second = subprocess.run(
+        [sys.executable, "-m", "opsctl", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ground.environment(),
+        check=False,
+    )
+
+    document: dict[str, Any] = json.loads(second.stdout)
+    assert second.returncode == 50
+    locked = [f["text"] for f in document["findings"] if f["code"] == "locked"]
+    assert locked
+    assert "the first" in locked[0]
+    assert first.wait(timeout=60) == 0
+    assert len(ground.mains()) == 1
+
+
+@pytest.mark.slow
+def test_a_frozen_opsctl_signals_nothing_when_it_wakes(ground: Ground) -> None:
+    """SIGSTOP for 40 s: its agent ends, another operator gets the lock, the frozen one finds itself cut."""
+    assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
+    words = ground.command("restart", "one", "--yes", "--no-smoke", "--json")[3:]
+    frozen = subprocess.Popen(
+        [sys.executable, "-m", "tests.wire.cut_run", "stop:stop", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=ground.environment(),
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    time.sleep(40)
+    assert ground.json("restart", "one", "--yes", "--no-smoke", state="other")["outcome"] == "done"
+    before = ground.mains()
+
+    os.kill(frozen.pid, signal.SIGCONT)
+    out, _ = frozen.communicate(timeout=60)
+
+    document = json.loads(out)
+    assert document["outcome"] == "cut"
+    assert document["exit_code"] in (30, 40)
+    assert ground.mains() == before
+
+
+def test_ctrl_c_once_finishes_the_step_and_says_where_things_are(ground: Ground) -> None:
+    """SIGINT while the server starts: exit 130, the server goes on starting, resume proves it."""
+    ground.write_site(faults="startup-s=6")
+    child = subprocess.Popen(
+        ground.command("restart", "one", "--yes", "--no-smoke", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=ground.environment(),
+    )
+    wait_for(lambda: ground.mains())
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=30)
+
+    document = json.loads(out)
+    assert document["exit_code"] == 130
+    assert "not proven ready" in document["data"]["state"]
+    assert len(ground.mains()) == 1
+    resumed = ground.json("resume", document["run"], "--yes")
+    assert resumed["outcome"] == "done"
+    assert len(ground.mains()) == 1
+
+
+def test_a_finished_run_is_not_resumed(ground: Ground) -> None:
+    """A new attempt is a new run."""
+    run = ground.json("restart", "one", "--yes", "--no-smoke")["run"]
+
+    document = ground.json("resume", run, "--yes")
+
+    assert document["exit_code"] == 2
