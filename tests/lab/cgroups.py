@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -34,6 +35,22 @@ def thaw(name: str) -> None:
             for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
                 if (folder / file).exists():
                     (folder / file).write_text(word)
+
+
+def kill(name: str) -> int:
+    """Kill whoever is left in the cgroups ``name``; return how many there were."""
+    pids = {
+        int(pid)
+        for top in tops(name)
+        for folder in folders_below(top)
+        for pid in (folder / "cgroup.procs").read_text().split()
+    }
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return len(pids)
 
 
 def remove(name: str, timeout_s: float = 5.0) -> list[Path]:

@@ -37,7 +37,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def clean_lab(lab: Lab) -> Iterator[Lab]:
-    """Give a lab whose GPUs are idle and without faults, and leave it so."""
-    lab.clean_gpus()
+    """Give a lab as `up` makes it: container 129 runs, GPUs idle and without faults; leave it so."""
+    lab.clean()
     yield lab
-    lab.clean_gpus()
+    lab.clean()

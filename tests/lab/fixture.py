@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab import gpus, kernel
+from tests.lab import cgroups, gpus, kernel
 from tests.lab.enter import enter_argv, lab_environment, run_inside
+from tests.lab.errors import LabError
 from tests.lab.instance import CHECKOUT, Instance, Record
 
 
@@ -142,6 +143,18 @@ class Lab:
                 self.on(host, ["/usr/bin/kill", "-9", str(pid)])
                 process.kill()
 
+    def restore(self) -> None:
+        """Undo what a cut test left: frozen processes, a locked or stopped container 129, 130 running.
+
+        Raises:
+            LabError: a host does not answer, or container 129 does not start.
+        """
+        cgroups.thaw(self.instance.cgroup)
+        script = ["/usr/bin/python3", "-IS", "/opt/lab-src/node/restore.py"]
+        done = self.on("pve1", script, timeout_s=60)
+        if done.exit_code != 0:
+            raise LabError(f"the node is not well: {done.stderr.strip() or done.exit_code}")
+
     def clean_gpus(self) -> None:
         """Switch all faults off and end whoever holds GPU memory, in every set."""
         for folder in self.instance.gpu_dirs.iterdir():
@@ -150,6 +163,11 @@ class Lab:
                 with _gone_is_fine():
                     os.kill(pid, signal.SIGKILL)
             wait_until(lambda folder=folder: not holders(folder), 5, "GPU memory is free")
+
+    def clean(self) -> None:
+        """Bring hosts, containers and GPUs back to how `up` makes them."""
+        self.restore()
+        self.clean_gpus()
 
 
 def holders(folder: Path) -> list[int]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tests.lab import kernel
 
+LOOK_S = 5.0
+
 
 def main() -> None:
     """Usage: keeper.py STATE_DIR COMMIT_FD, started by `up`; prints its identity as one JSON line."""
@@ -31,7 +33,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    keep(commit)
+    keep(commit, state_dir / "state.json")
 
 
 def prepare_mounts(state_dir: Path) -> None:
@@ -56,8 +58,8 @@ def prepare_mounts(state_dir: Path) -> None:
         kernel.bind(state_dir / "home" / ".ssh" / "config", system_config)
 
 
-def keep(commit: int) -> None:
-    """Reap orphans for ever; end when the commit pipe closes without the word."""
+def keep(commit: int, record: Path) -> None:
+    """Reap orphans; end when the commit pipe closes without the word, or the lab's record is gone."""
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
@@ -66,7 +68,7 @@ def keep(commit: int) -> None:
     committed = False
     while True:
         watched = [waker] if committed else [waker, commit]
-        ready, _, _ = select.select(watched, [], [])
+        ready, _, _ = select.select(watched, [], [], LOOK_S)
         if waker in ready:
             os.read(waker, 4096)
             reap()
@@ -75,6 +77,8 @@ def keep(commit: int) -> None:
                 os._exit(1)
             committed = True
             os.close(commit)
+        if not ready and not record.exists():
+            os._exit(0)  # somebody removed the lab's folder without `down`
 
 
 def reap() -> None:

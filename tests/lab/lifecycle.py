@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from tests.lab import access, cgroups, gpus, hosts, kernel, nvml, packages, site
 from tests.lab.enter import run_inside
 from tests.lab.errors import LabError
+from tests.lab.fixture import Lab
 from tests.lab.instance import CHECKOUT, Instance, Record, hash_sources, read_boot_id
 
 BUILD_S = 200
@@ -37,6 +38,8 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
         wanted = ("fleet" if fleet else "hosts", fleet, hash_sources())
         record = instance.ready_record()
         if record and (record.mode, record.fleet, record.sources) == wanted:
+            if not fleet:
+                Lab(instance, record).restore()
             return record
         if record and (record.mode, record.fleet) != wanted[:2]:
             raise LabError(
@@ -160,7 +163,9 @@ def tear_down(instance: Instance, *, keep_logs: bool = False) -> None:
             rootless.stop(record)
         elif record.keeper_pid is not None:
             _kill_keeper(record)
-    left = cgroups.remove(instance.cgroup)
+    left = cgroups.remove(instance.cgroup, 0.5)
+    if left and cgroups.kill(instance.cgroup):  # a lab whose record was lost
+        left = cgroups.remove(instance.cgroup)
     if left:
         raise LabError(f"cgroups of the lab are still in use: {', '.join(map(str, left[:3]))}")
     if not instance.dir.exists():

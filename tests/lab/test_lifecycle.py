@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import cgroups, lifecycle
+from tests.lab.fixture import Lab
 from tests.lab.instance import CHECKOUT, Instance, find_instance
 
 pytestmark = pytest.mark.lab
@@ -23,6 +25,8 @@ def instance() -> Iterator[Instance]:
     """A lab that no other test uses, down before and after."""
     if os.geteuid() != 0:
         pytest.skip("a lab with hosts needs root")
+    if os.environ.get("OPSCTL_LAB_INSIDE"):
+        pytest.skip("a lab inside a lab is not offered")
     instance = find_instance(f"cut-{os.getpid()}")
     yield instance
     lifecycle.down(instance)
@@ -121,6 +125,31 @@ def test_sigkill_in_the_middle_of_down_leaves_nothing_in_the_way(
     code, text = command(instance, "up")
 
     assert code == 0, text
+
+
+def test_a_lab_whose_folder_was_removed_is_cleared_away(instance: Instance) -> None:
+    """`rm -rf .lab` instead of `down`: the next `up` finds the old one by its cgroups."""
+    assert command(instance, "up")[0] == 0
+    shutil.rmtree(instance.dir)
+
+    code, text = command(instance, "up")
+
+    assert code == 0, text
+
+
+def test_up_mends_what_a_cut_test_left(instance: Instance) -> None:
+    """A stopped and locked container 129 runs again after a second `up`."""
+    assert command(instance, "up")[0] == 0
+    record = instance.ready_record()
+    assert record is not None
+    lab = Lab(instance, record)
+    assert lab.pct("stop", "129").exit_code == 0
+    lab.on("pve1", ["/usr/bin/sed", "-i", "$ a lock: backup", "/etc/pve/lxc/129.conf"])
+
+    code, text = command(instance, "up")
+
+    assert code == 0, text
+    assert lab.pct("status", "129").stdout == "status: running\n"
 
 
 def test_sigkill_of_the_keeper_takes_the_whole_lab(instance: Instance) -> None:

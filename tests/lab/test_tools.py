@@ -79,6 +79,8 @@ def test_a_fleet_is_up_in_seconds_and_its_hosts_are_apart() -> None:
     """Ten hosts: own name, boot id, GPUs and files; one command line on each."""
     if os.geteuid() != 0:
         pytest.skip("a fleet needs root (network namespaces)")
+    if os.environ.get("OPSCTL_LAB_INSIDE"):
+        pytest.skip("a lab inside a lab is not offered")
     instance = find_instance(f"fleet-{os.getpid()}")
     try:
         record = lifecycle.up(instance, fleet=10)
