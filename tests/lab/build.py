@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.lab import hosts, node
+from tests.lab.enter import must
 from tests.lab.errors import LabError
 from tests.lab.instance import Instance, find_instance
 
@@ -43,6 +44,7 @@ def build_hosts(instance: Instance) -> None:
 def bring_up(instance: Instance, host: hosts.LabHost) -> None:
     """Start one host and wait until its sshd answers; on the node, start container 129 as well."""
     hosts.start_host(instance, host)
+    start_kernel_log(instance, host)
     wait_for_ssh(host.addresses[0])
     if host is hosts.PVE1:
         argv = hosts.attach_argv(instance, host.name, ["/usr/sbin/pct", "start", "129"])
@@ -52,6 +54,23 @@ def bring_up(instance: Instance, host: hosts.LabHost) -> None:
         if done.returncode != 0:
             raise LabError(f"container 129 does not start: {done.stderr.strip()}")
         wait_for_container(instance)
+
+
+def start_kernel_log(instance: Instance, host: hosts.LabHost) -> None:
+    """Give the host its /dev/kmsg; the process that fills it belongs to the keeper."""
+    info = ["lxc-info", "-P", str(instance.dir / "lxc"), "-n", host.name, "-pH"]
+    xids = instance.gpu_dirs / host.name / "xids"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.lab.kmsg", must(info).strip(), str(xids)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise LabError(f"/dev/kmsg of {host.name} could not be made")
+        process.returncode = 0  # it stays; the keeper inherits it
 
 
 def wait_for_ssh(address: str, port: int = 22, timeout_s: float = ANSWER_S) -> None:

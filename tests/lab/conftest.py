@@ -40,4 +40,4 @@ def clean_lab(lab: Lab) -> Iterator[Lab]:
     """Give a lab as `up` makes it: container 129 runs, GPUs idle and without faults; leave it so."""
     lab.clean()
     yield lab
-    lab.clean()
+    lab.clean_gpus()

@@ -159,6 +159,7 @@ class Lab:
         """Switch all faults off and end whoever holds GPU memory, in every set."""
         for folder in self.instance.gpu_dirs.iterdir():
             gpus.clear_faults(folder)
+            gpus.clear_xids(folder)
             for pid in holders(folder):
                 with _gone_is_fine():
                     os.kill(pid, signal.SIGKILL)

@@ -34,7 +34,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     fault.add_argument("--gpu", type=int, help="index; without it: all eight")
     fault.add_argument("--value", help="MiB, Celsius, word; see `gpu --help`")
     fault.set_defaults(function=_fault)
-    clear = verbs.add_parser("clear", help="switch faults off: all, or those named")
+    clear = verbs.add_parser("clear", help="switch faults off: all (Xids too), or those named")
     clear.add_argument("name", nargs="?", choices=sorted(gpus.FAULTS), metavar="NAME")
     clear.add_argument("--gpu", type=int)
     clear.set_defaults(function=_clear)
@@ -48,7 +48,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "release", help="end every process that holds memory of the host's GPUs"
     )
     release.set_defaults(function=_release)
-    for verb in (listing, fault, clear, hold, release):
+    xid = verbs.add_parser("xid", help="write an Xid to the host's kernel log")
+    xid.add_argument("code", type=int, help="e.g. 79: GPU has fallen off the bus")
+    xid.add_argument("--gpu", type=int, default=0)
+    xid.set_defaults(function=_xid)
+    for verb in (listing, fault, clear, hold, release, xid):
         verb.add_argument(
             "--host", default="pve1", help="pve1 (default), gpu1, here, h1..hN; hold: ct129 too"
         )
@@ -81,7 +85,15 @@ def _fault(instance: Instance, options: argparse.Namespace) -> int:
 
 
 def _clear(instance: Instance, options: argparse.Namespace) -> int:
-    gpus.clear_faults(folder_of(instance, options.host), options.name, options.gpu)
+    folder = folder_of(instance, options.host)
+    gpus.clear_faults(folder, options.name, options.gpu)
+    if options.name is None and options.gpu is None:
+        gpus.clear_xids(folder)
+    return 0
+
+
+def _xid(instance: Instance, options: argparse.Namespace) -> int:
+    print(gpus.add_xid(folder_of(instance, options.host), options.code, options.gpu))
     return 0
 
 

@@ -6,6 +6,7 @@ byte of lock range per MiB held (see hold.py). The NVML library reads the folder
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,6 +57,22 @@ FAULTS = {
 }
 
 
+# What the driver writes for some Xids; others get their number and "unknown".
+XIDS = {
+    13: "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0): Out Of Range Address",
+    31: "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_0 faulted",
+    43: "Ch 00000010",
+    48: "An uncorrectable double bit error (DBE) has been detected on GPU",
+    63: "Row Remapper: New row marked for remapping, reset gpu to activate",
+    64: "Row Remapper: Failed to remap row",
+    79: "GPU has fallen off the bus.",
+    94: "Contained: SM. RST: No, D-RST: No",
+    95: "Uncontained: LTC TAG. RST: Yes, D-RST: No",
+    119: "Timeout after 6s of waiting for RPC response from GPU GSP! Expected function 76",
+    154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault that is on; ``gpu`` None means all."""
@@ -85,6 +102,7 @@ def create(folder: Path, seed: str) -> None:
         memory.chmod(0o666)  # any user may hold GPU memory
     (folder / "driver").write_text(f"{DRIVER} {CUDA}\n")
     (folder / "faults").write_text("")
+    (folder / "xids").write_text("")
     (folder / "gpus").write_text("".join(lines))
 
 
@@ -127,6 +145,28 @@ def clear_faults(folder: Path, name: str | None = None, gpu: int | None = None) 
         if (name is not None and fault.name != name) or (gpu is not None and fault.gpu != gpu)
     ]
     _write_faults(folder, kept)
+
+
+def add_xid(folder: Path, code: int, gpu: int = 0, holder: str = "<unknown>") -> str:
+    """Have the kernel log of the owning host show an Xid; return the line.
+
+    Args:
+        code: the Xid, e.g. 79.
+        gpu: index of the GPU.
+        holder: ``PID, name=NAME`` as the driver writes it, or <unknown>.
+    """
+    bus = int((folder / "gpus").read_text().splitlines()[gpu].split("|")[5])
+    name = "" if holder != "<unknown>" else ", name=<unknown>"
+    text = f"NVRM: Xid (PCI:0000:{bus:02x}:00): {code}, pid={holder}{name}, {XIDS.get(code, 'unknown')}"
+    with (folder / "xids").open("a") as file:
+        file.write(f"{time.monotonic_ns() // 1000},-;{text}\n")
+    return text
+
+
+def clear_xids(folder: Path) -> None:
+    """Empty the lab's kernel log of Xids."""
+    with (folder / "xids").open("w"):
+        pass
 
 
 def _write_faults(folder: Path, faults: Iterable[Fault]) -> None:

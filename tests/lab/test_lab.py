@@ -114,6 +114,32 @@ def test_the_kernel_modules_version_shows_in_node_and_container(lab: Lab) -> Non
         assert devices[devices.index("nvidia-uvm") - 1] == str(int(major, 16))
 
 
+READ_KMSG = """
+import os
+fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+try:
+    while True:
+        print(os.read(fd, 8192).decode(), end="")
+except BlockingIOError:
+    print("end")
+"""
+
+
+def test_the_kernel_log_shows_xids_to_every_reader(clean_lab: Lab) -> None:
+    """One record per read and EAGAIN at the end, as /dev/kmsg; gpu1 has a log of its own."""
+    line = gpus.add_xid(clean_lab.gpu_dir("pve1"), 79, gpu=3)
+    read = ["/usr/bin/python3", "-IS", "-c", READ_KMSG]
+    wait_until(lambda: line in clean_lab.on("pve1", read).stdout, 5, "the Xid is in the log")
+
+    for _ in range(3):
+        records = clean_lab.on("pve1", read).stdout.splitlines()
+        assert records[-2].endswith(f";{line}")
+        assert records[-2].startswith("3,1300,")
+        assert len(records) == 5
+    assert "Xid" not in clean_lab.on("gpu1", read).stdout
+    assert "Xid (PCI:0000:61:00): 79" in line
+
+
 def test_gpu1_is_another_machine(lab: Lab) -> None:
     """Other boot id, other GPUs; the node's second address is the node."""
     boot = {
@@ -156,7 +182,7 @@ def test_sudo_comes_in_both_kinds(lab: Lab) -> None:
 
 def test_systemd_runs_in_the_container_and_units_can_be_started(lab: Lab) -> None:
     """A transient unit in container 129 reports its exit."""
-    start = ["/usr/bin/systemd-run", "--wait", "--quiet", "/bin/sh", "-c", "exit 3"]
+    start = ["/usr/bin/systemd-run", "--wait", "--quiet", "--collect", "/bin/sh", "-c", "exit 3"]
 
     assert lab.on("ct129", start).exit_code == 3
     assert lab.on("pve1", start).exit_code == 3
