@@ -74,6 +74,11 @@ class Instance:
         return self.dir / "opsctl.yaml"
 
     @property
+    def demo_file(self) -> Path:
+        """A smaller site file, without the hosts that refuse or are stopped."""
+        return self.dir / "demo.yaml"
+
+    @property
     def ssh_config(self) -> Path:
         return self.keys / "config"
 

@@ -77,6 +77,7 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
             gpus.create(instance.gpu_dirs / host.name, host.name)
         access.write_client_files(instance, hosts.ssh_hosts())
         instance.site_file.write_text(site.hosts_site(instance))
+        instance.demo_file.write_text(site.demo_site(instance))
     with _keeper(instance, record) as commit:
         _build_inside(instance, record)
         record.phase, record.seconds = "ready", round(time.monotonic() - started, 1)

@@ -44,11 +44,32 @@ servers:
     model: /models/GLM-5-NVFP4
     args: {{tp: 8, host: 0.0.0.0}}
 """
+DEMO_SITE = """\
+# The lab as a demonstration shows it: a Proxmox node, its container, and another GPU machine.
+hosts:
+  pve1: {{ssh: root@10.77.1.1, config_file: {config}, known_hosts: {known}}}
+  gpu1: {{ssh: root@10.77.1.2, config_file: {config}, known_hosts: {known}}}
+  ct129: {{pct: 129, via: pve1}}
+servers:
+  glm5:
+    host: ct129
+    gpus: {{host: pve1, select: all, expect: 8}}
+    port: 30000
+    python: /opt/sglang/bin/python
+    model: /models/GLM-5-NVFP4
+    args: {{tp: 8, host: 0.0.0.0}}
+    smoke: {{levels: [1, 2, 5, 10]}}
+"""
 
 
 def hosts_site(instance: Instance) -> str:
     """Return opsctl.yaml of a lab with hosts."""
     return HOSTS_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+
+
+def demo_site(instance: Instance) -> str:
+    """Return demo.yaml: the same world without the odd corners that tests need."""
+    return DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
 
 
 def fleet_site(instance: Instance, addresses: list[str]) -> str:
