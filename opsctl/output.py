@@ -38,6 +38,11 @@ class Document:
     def schema(self) -> str:
         return f"opsctl.{self.command.replace(' ', '-')}/{self.version}"
 
+    @property
+    def unique_findings(self) -> list[Finding]:
+        """The findings in their order, each once: several steps may come upon the same one."""
+        return list(dict.fromkeys(self.findings))
+
     def to_json(self) -> str:
         """Return the document as one JSON object, on one or more lines, without a final newline."""
         body = {
@@ -45,7 +50,7 @@ class Document:
             "outcome": self.outcome,
             "exit_code": self.exit_code,
             "run": self.run,
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.unique_findings],
             "data": self.data,
         }
         return json.dumps(body, indent=2, ensure_ascii=False, default=str)

@@ -159,14 +159,20 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
         classes=picture.gpu_classes,
         found=picture.found,
     )
-    view.leftovers = tuple(
-        _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port])) or ()
-    )
+    found = _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port]))
+    view.leftovers = tuple(item for item in found or () if _is_left_over(item, view.judgement))
     if server.python is not None:
         view.package = _or_note(
             view, lambda: read_package(session.agent, str(server.python), "sglang")
         )
     return view
+
+
+def _is_left_over(item: Leftover, judgement: Judgement) -> bool:
+    """Leave out what a living server has by right: its port, and lock files that nobody holds."""
+    if item.kind == "port":
+        return judgement.state not in (ServerState.LISTENING, ServerState.STARTING)
+    return not (item.kind == "lock-file" and not item.owner_alive)
 
 
 def _judge(session: ServerSession, picture: Picture) -> Judgement:

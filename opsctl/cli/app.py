@@ -125,7 +125,7 @@ def emit(app: App, document: Document, text: Callable[[], str]) -> int:
     body = text()
     if body:
         click.echo(body)
-    for finding in document.findings:
+    for finding in document.unique_findings:
         click.echo(describe_finding(finding), err=True)
     return document.exit_code
 

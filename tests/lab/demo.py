@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.lab import lifecycle
 from tests.lab.enter import enter_argv, lab_environment
 from tests.lab.errors import LabError
-from tests.lab.fixture import Lab, holders
+from tests.lab.fixture import Lab
 from tests.lab.instance import CHECKOUT, Instance, Record, find_instance
 
 VERSION = "0.5.12.post1"
@@ -74,21 +74,21 @@ def _without_root(instance: Instance) -> int:
 
 def _leave_remains(lab: Lab) -> None:
     """Start the stand-in in the container by hand, as of old, and kill its main process."""
-    launch = [
-        "systemd-run", "--quiet", "--collect", "--unit", "by-hand", "--property=KillMode=process",
+    serve = [
         "/opt/sglang/bin/python", "-m", "sglang.launch_server", "--model-path", str(_model()),
         "--port", str(PORT), "--tp", "4", "--lab-orphans", "--lab-leave-shm",
     ]  # fmt: skip
-    done = lab.on("ct129", launch)
+    detached = 'echo $$ >/run/by-hand.pid; exec "$@" >/var/log/by-hand.log 2>&1 </dev/null'
+    done = lab.on("ct129", ["/usr/bin/setsid", "-f", "/bin/sh", "-c", detached, "by-hand", *serve])
     if done.exit_code != 0:
         raise LabError(f"the demo's server did not start: {done.stderr}")
     deadline = time.monotonic() + 20
-    while len(holders(lab.gpu_dir("pve1"))) < 4:
+    while "ready to roll" not in lab.on("ct129", ["/bin/cat", "/var/log/by-hand.log"]).stdout:
         if time.monotonic() > deadline:
-            raise LabError("the demo's server took no GPU memory")
-        time.sleep(0.1)
-    show = lab.on("ct129", ["systemctl", "show", "--value", "-p", "MainPID", "by-hand"])
-    lab.on("ct129", ["/bin/kill", "-9", show.stdout.strip()])
+            raise LabError("the demo's server did not become ready")
+        time.sleep(0.2)
+    main = lab.on("ct129", ["/bin/cat", "/run/by-hand.pid"]).stdout.strip()
+    lab.on("ct129", ["/bin/kill", "-9", main])
     time.sleep(0.5)
 
 
@@ -159,7 +159,7 @@ def _tour(instance: Instance, record: Record, site: Path) -> int:
             enter_argv(instance, record, [sys.executable, "-m", "opsctl", *words], CHECKOUT),
             stdin=subprocess.DEVNULL,
             timeout=timeout_s,
-            env=lab_environment(instance, environment),
+            env=lab_environment(instance, record, environment),
             check=False,
         )
         print(f"(exit {done.returncode}, {time.monotonic() - began:.1f} s)", flush=True)
