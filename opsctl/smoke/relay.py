@@ -124,6 +124,7 @@ class Relay:
             line.refused = errno.ETIMEDOUT
         if line.refused is not None:
             self._drop(number)
+            ours.close()
             theirs.close()
             raise OSError(line.refused, os.strerror(line.refused))
         threading.Thread(
@@ -174,6 +175,7 @@ class Relay:
         except (OSError, OpsctlError):
             pass
         self._drop(number)
+        ours.close()
 
     def _read(self) -> None:
         """Carry what the host says to the lines, until the channel ends."""
@@ -213,8 +215,7 @@ class Relay:
         with self._lock:
             line = self._lines.pop(number, None)
         if line is not None:
-            _shut(line.ours)
-            line.ours.close()
+            _shut(line.ours)  # its pump wakes up and closes it
 
 
 def _shut(end: socket.socket) -> None:

@@ -29,6 +29,7 @@ from opsctl.smoke.measure import Request, measure, read_request
 from opsctl.smoke.prompts import Prompt, PromptMaker, make_prompts, request_body
 from opsctl.smoke.watch import Verdict, Watch, confirm, is_listening
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LIVE_READINGS = 2
 LIVE_GAP_S = 0.1
 NAME_WAIT_S = 0.5
@@ -134,8 +135,14 @@ def run_smoke(
     """
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Smoke(options, watch=watch, on_event=on_event).run())
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS} if main else {}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Smoke(options, watch=watch, on_event=on_event).run())
+    finally:
+        for number, handler in before.items():  # a run of a playbook has handlers of its own
+            signal.signal(number, handler)
 
 
 def plan_smoke(options: Options) -> SmokeReport:
@@ -198,7 +205,7 @@ class Smoke:
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 loop.add_signal_handler(number, self.interrupt)
 
     def _take_sign(self, sign: Sign) -> None:
@@ -422,6 +429,7 @@ class Smoke:
             "source": sign.source,
             "detail": sign.detail,
             "at_s": round(sign.at_s - raw.started_s, 3),
+            "monotonic_s": round(sign.at_s, 6),
             "done_before": sum(1 for e in raw.exchanges if e.ended and e.end_s < sign.at_s - 1e-3),
             "in_flight": sum(
                 1 for e in raw.exchanges if e.sent_s <= sign.at_s and e.end_s >= sign.at_s - 1e-3
