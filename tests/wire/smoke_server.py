@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import sys
 import time
 from typing import Any
@@ -175,8 +176,12 @@ class Server:
 
 async def main() -> None:
     plan = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    context = None
+    if "certificate" in plan:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*plan["certificate"])
     server = await asyncio.start_server(
-        Server(plan).connection, "127.0.0.1", plan.get("port", 0), backlog=1024
+        Server(plan).connection, "127.0.0.1", plan.get("port", 0), backlog=1024, ssl=context
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
