@@ -52,10 +52,14 @@ def device_holders(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
     Returns:
         ``holders``: objects with ``pid``, ``start_ticks``, ``devices``; ``unreadable``: pids not permitted.
+        The agent's own process that asks NVML is left out.
     """
     prefix = request.get("devices", "/dev/nvidia")
     holders, unreadable = [], []
+    own = context.held["nvml"].pid if "nvml" in context.held else None
     for pid in procfs.pids():
+        if pid == own:
+            continue
         if context.cancelled.is_set():
             raise context.Error("cancelled", "the scan was withdrawn")
         stat = procfs.read_stat(pid)

@@ -75,6 +75,11 @@ class Child:
         self._pid = 0
         self._in = self._out = -1
 
+    @property
+    def pid(self) -> int:
+        """The child's pid, 0 while there is none; it has the devices open itself."""
+        return self._pid
+
     def ask(self, message: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
         """Return the child's answer.
 
