@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,52 +9,27 @@ from opsctl.domain.crash.launch import read_launch, read_stage
 from opsctl.domain.crash.model import Activity, Evidence, Kind, Launch, Record
 from opsctl.domain.crash.rules import BENIGN, CAUSE, END, NOTICE, RULES, WANTED_STOP, WRAPPER, Rule
 from opsctl.domain.crash.streams import StreamJudge
+from opsctl.domain.crash.trace import (
+    DIGITS,
+    EXCEPTION,
+    FRAME,
+    OF_OWNER,
+    REQUEST_ERROR,
+    STOPPING,
+    TRACEBACK,
+    Trace,
+    files_category,
+    frame_name,
+    oom_category,
+    owner_of,
+    plain_rule,
+    weight,
+    with_rank,
+    with_time,
+)
 
-_TRACEBACK = "Traceback (most recent call last)"
-_OWNERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (owner, re.compile(pattern))
-    for owner, pattern in (
-        ("warmup", r"warm-?up error"),
-        ("detokenizer", r"Detokenizer\w* hit an exception"),
-        ("scheduler", r"Scheduler hit an exception|EngineCore (?:encountered|failed|hit)|Worker\w* (?:hit|failed)|WorkerProc hit an exception"),
-        ("tokenizer", r"Tokenizer\w* hit an exception|DataParallelController hit an exception|hit an exception"),
-        ("http", r"Exception in ASGI application|Exception in callback|Task exception was never retrieved|Error in (?:middleware|request)"),
-    )
-)  # fmt: skip
-_EXCEPTION = re.compile(
-    r"(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Refused|Fault|Failure|Group)|Exception|Empty|StopIteration|Killed\w+)\b(?:: .*|:?$)"
-)
-_FRAME = re.compile(r'File "([^"]+)", (?:line \d+, )?(?:in )?(?:line \d+ in )?([\w<>.]+)')
-_STOPPING = re.compile(
-    r"KeyboardInterrupt|SystemExit|CancelledError|BrokenPipe|ConnectionReset|EOFError|ZMQError"
-)
-_DIGITS = re.compile(r"\d+")
-_STARTING = frozenset(
-    {"load_model", "load_weights", "init_memory_pool", "initialize", "capture", "capture_one_batch_size",
-     "create_weights", "init_cuda_graphs", "init_device_graphs", "profile_max_num_token", "kernel_warmup",
-     "process_weights_after_loading", "init_torch_distributed", "determine_available_memory", "profile_run",
-     "initialize_kv_caches", "init_attention_backend", "_create_buffers", "make_layers", "get_model",
-     "initialize_from_config", "_initialize_kv_caches", "load_model_and_tokenizer", "init_kv_cache"}
-)  # fmt: skip
-_SERVING = re.compile(
-    r"^(?:event_loop\w*|run_batch|forward_batch_generation|forward_(?:decode|extend|idle)|process_batch_result|execute_model|step|generate|verify|draft|run_busy_loop)$"
-)
-_OWN_CODE = ("sglang", "vllm")
 MAX_EVIDENCE = 300
 """More distinct evidence than this is a flood; the first pieces decide."""
-
-
-@dataclass(slots=True)
-class Trace:
-    """A traceback that is being read."""
-
-    owner: str | None
-    heading: str
-    record: Record
-    newest_first: bool = False
-    frames: deque[str] = field(default_factory=lambda: deque(maxlen=40))
-    mixed: bool = False
-    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -67,7 +40,8 @@ class Run:
     evidence: list[Evidence] = field(default_factory=list)
     activity: Activity = field(default_factory=Activity)
     after_death: Activity = field(default_factory=Activity)
-    served_after: int = 0  # line of the last stretch of work
+    served_after: int = 0  # line of the last answer or batch
+    alive_after: int = 0  # line of the last batch, or of "ready"
     ready: bool = False
     opened: bool = False
     stages: int = 0
@@ -110,7 +84,7 @@ class Collector:
         for record in records:
             self.feed(record)
         for trace in self._traces.values():
-            if not trace.closed and trace.owner in _OF_OWNER:
+            if not trace.closed and trace.owner in OF_OWNER:
                 self._unfinished(trace)
 
     def feed(self, record: Record) -> None:
@@ -152,6 +126,7 @@ class Collector:
             run.served_after = record.line
         if activity.decode_lines or activity.prefill_lines:
             run.open_stage = None
+            run.alive_after = record.line
         if any(piece.weight >= END and piece.weight < NOTICE for piece in run.evidence):
             run.after_death.add(activity)
 
@@ -169,7 +144,7 @@ class Collector:
         read_launch(record.body, run.launch)
         run.stages += 1
         if stage == "ready":
-            run.ready, run.open_stage = True, None
+            run.ready, run.open_stage, run.alive_after = True, None, record.line
         elif stage == "open":
             run.opened = True
         elif stage.startswith("begin "):
@@ -184,18 +159,18 @@ class Collector:
         text = body.strip(" |+")
         if not text:
             return
-        if _TRACEBACK in body or " hit an exception" in body:
+        if TRACEBACK in body or " hit an exception" in body:
             self._open_trace(record, text)
             return
         if body.startswith(("Current thread 0x", "Thread 0x")):
             self._current = Trace("native", text, record, newest_first=True)
-        if 'File "' in text and (frame := _FRAME.search(text)) is not None:
+        if 'File "' in text and (frame := FRAME.search(text)) is not None:
             if self._current is not None:
-                self._current.frames.append(_frame_name(frame[1], frame[2]))
+                self._current.frames.append(frame_name(frame[1], frame[2]))
             return
         trace = self._trace_of(record)
         indented = body[:1] in " \t|"
-        is_exception = _EXCEPTION.match(text) is not None
+        is_exception = EXCEPTION.match(text) is not None
         if indented and trace is not None and not trace.closed and not is_exception:
             return  # a line of source code inside a traceback
         if is_exception:
@@ -211,7 +186,7 @@ class Collector:
 
     def _open_trace(self, record: Record, text: str) -> None:
         key = record.rank or record.source
-        owner = next((name for name, pattern in _OWNERS if pattern.search(text)), None)
+        owner = owner_of(text)
         if owner is None and self._heading is not None:
             owner = "http"
         previous = self._current
@@ -238,27 +213,18 @@ class Collector:
         owner = trace.owner if trace is not None else None
         if open_trace is not None:
             open_trace.closed = True
-        if _STOPPING.match(text.rsplit(".", 1)[-1]) and (self.run.stopped or owner == "http"):
+        if STOPPING.match(text.rsplit(".", 1)[-1]) and (self.run.stopped or owner == "http"):
             return
         if open_trace is None and BENIGN.search(text):
             return
         rule = self._match(text)
         if rule is None or rule.name == "peer-gone":
-            rule = self._plain(owner, open_trace, rule)
+            rule = plain_rule(owner, open_trace, rule)
         if owner == "http" and rule.weight >= WRAPPER:
-            rule = _REQUEST_ERROR
+            rule = REQUEST_ERROR
         if owner == "warmup" and rule.weight >= WRAPPER:
-            rule = _WARMUP
+            rule = OF_OWNER["warmup"]
         self._add(rule, record, text, trace)
-
-    def _plain(self, owner: str | None, trace: Trace | None, matched: Rule | None) -> Rule:
-        if matched is not None:
-            return _CUT_OFF if owner == "scheduler" else matched
-        if owner in _OF_OWNER:
-            return _OF_OWNER[owner]
-        if trace is not None and any(frame.startswith(_CORE_FRAMES) for frame in trace.frames):
-            return _TOKENIZER
-        return _UNKNOWN_ERROR
 
     def _line(self, record: Record, text: str, trace: Trace | None) -> None:
         if self._heading is None and "Exception in ASGI" in text:
@@ -279,7 +245,7 @@ class Collector:
             self._last.extra.append(text[:300])
 
     def _match(self, text: str) -> Rule | None:
-        skeleton = _DIGITS.sub("0", text[:400])
+        skeleton = DIGITS.sub("0", text[:400])
         if skeleton in self._known:
             return self._known[skeleton]
         rule = None
@@ -296,8 +262,8 @@ class Collector:
         if rule.weight == CAUSE and text.startswith("Possible solutions"):
             return
         if record.rank is None and trace is not None and trace.record.rank is not None:
-            record = _with_rank(record, trace.record)
-        key = (rule.name, record.rank, _DIGITS.sub("0", text[:400])[:160])
+            record = with_rank(record, trace.record)
+        key = (rule.name, record.rank, DIGITS.sub("0", text[:400])[:160])
         known = self._seen.get(key)
         if known is not None:
             known.count += 1
@@ -309,9 +275,9 @@ class Collector:
         if trace is not None and trace.newest_first:
             frames = frames[::-1]
         if record.time_s is None:
-            record = _with_time(record, self._time_s)
+            record = with_time(record, self._time_s)
         piece = Evidence(
-            rule.name, category, _weight(rule, category), record, text[:1500], frames,
+            rule.name, category, weight(rule, category), record, text[:1500], frames,
             trace.owner if trace else None, trace.heading if trace else "",
             trace.mixed if trace else False, run.ready or run.activity.decode_lines > 0,
             confidence=rule.confidence,
@@ -320,126 +286,25 @@ class Collector:
         run.evidence.append(piece)
         self._last = piece
 
-    def _category(self, rule: Rule, record: Record, trace: Trace | None) -> str:
-        if rule.category == "cuda-oom":
-            return self._oom_category(trace)
-        if rule.category == "files":
-            return (
-                "client-limit"
-                if record.client or not self._is_server(record, trace)
-                else "server-limit"
-            )
-        if rule.name == "illegal" and "apture" in record.body and "graph" in record.body.lower():
-            return "graph-capture"
-        return rule.category
-
-    def _is_server(self, record: Record, trace: Trace | None) -> bool:
-        """True when a shortage of files is the server's: it has a stamp or its own code in the stack."""
-        if trace is not None and any(
-            "client" in frame or "bench" in frame for frame in trace.frames
-        ):
-            return False
-        return record.time is not None or (
-            trace is not None and any(frame.startswith(("base_events", "server.py", "selector_events", "http_server")) for frame in trace.frames)
-        )  # fmt: skip
-
-    def _oom_category(self, trace: Trace | None) -> str:
-        names = [frame.rsplit(":", 1)[-1] for frame in trace.frames] if trace is not None else []
-        if any(name.startswith("event_loop") for name in names):
-            return "cuda-oom-runtime"
-        if any(name in _STARTING for name in names):
-            return "cuda-oom-startup"
-        if any(_SERVING.match(name) for name in names):
-            return "cuda-oom-runtime"
-        run = self.run
-        if run.ready or run.activity.decode_lines or run.activity.prefill_lines:
-            return "cuda-oom-runtime"
-        if run.stages or run.open_stage is not None:
-            return "cuda-oom-startup"
-        if run.activity.answers_ok or (trace is not None and trace.owner == "scheduler"):
-            return "cuda-oom-runtime"
-        return "cuda-oom-startup"
-
     def _unfinished(self, trace: Trace) -> None:
-        rule = _OF_OWNER[trace.owner or ""]
+        rule = OF_OWNER[trace.owner or ""]
         if not any(
             piece.owner == trace.owner and piece.record.line > trace.record.line
             for piece in self.run.evidence
         ):
             self._add(rule, trace.record, trace.heading, trace)  # fmt: skip
 
-
-def _rule(name: str, category: str, weight: int, confidence: float) -> Rule:
-    return Rule(name, category, weight, re.compile("$^"), confidence)
-
-
-_SCHEDULER = _rule("scheduler", "scheduler-exception", WRAPPER, 0.85)
-_CUT_OFF = _rule("peer-gone", "child-died", END, 0.7)
-_DETOKENIZER = _rule("detokenizer", "detokenizer-died", WRAPPER, 0.9)
-_TOKENIZER = _rule("tokenizer", "scheduler-exception", WRAPPER + 2, 0.6)
-_WARMUP = _rule("warmup", "warmup-failed", 36, 0.9)
-_OF_OWNER = {
-    "scheduler": _SCHEDULER, "detokenizer": _DETOKENIZER, "tokenizer": _TOKENIZER, "warmup": _WARMUP,
-}  # fmt: skip
-_REQUEST_ERROR = _rule("request-error", "unknown", 58, 0.4)
-_UNKNOWN_ERROR = _rule("unknown-error", "unknown", 56, 0.4)
-_CORE_FRAMES = (
-    "scheduler", "tp_worker", "model_runner", "schedule_batch", "engine.py", "tokenizer_manager", "core.py",
-    "gpu_model_runner", "gpu_worker", "launch_server", "server_args", "detokenizer", "data_parallel",
-    "radix_cache", "memory_pool", "model_config", "hf_transformers", "eagle", "loader", "weight_utils",
-)  # fmt: skip
-
-
-def _weight(rule: Rule, category: str) -> int:
-    if rule.category == "files" and category == "server-limit":
-        return CAUSE
-    if category == "graph-capture":
-        return WRAPPER
-    return rule.weight
-
-
-def _frame_name(path: str, function: str) -> str:
-    module = path.rsplit("/", 1)[-1]
-    if module == "__init__.py":
-        module = "/".join(path.rsplit("/", 2)[-2:])
-    return f"{module}:{function}"
-
-
-def _with_time(record: Record, time_s: float | None) -> Record:
-    return Record(
-        record.body,
-        record.line,
-        record.kind,
-        record.time,
-        time_s,
-        record.rank,
-        record.source,
-        record.client,
-    )
-
-
-def _with_rank(record: Record, owner: Record) -> Record:
-    return Record(
-        record.body, record.line, record.kind, record.time or owner.time, record.time_s, owner.rank,
-        record.source, record.client,
-    )  # fmt: skip
-
-
-def own_frames(frames: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the frames that are not of torch or of Python itself, innermost last."""
-    foreign = (
-        "_contextlib.py",
-        "module.py:",
-        "_ops.py",
-        "threading.py",
-        "runner.py",
-        "functools.py",
-        "_ops",
-        "process.py",
-        "<frozen",
-        "runpy.py",
-        "jit.py",
-        "_tensor.py",
-        "core.py:wrapper",
-    )
-    return tuple(frame for frame in frames if not frame.startswith(foreign))  # fmt: skip
+    def _category(self, rule: Rule, record: Record, trace: Trace | None) -> str:
+        run = self.run
+        if rule.category == "cuda-oom":
+            return oom_category(
+                trace,
+                serving=run.ready or bool(run.activity.decode_lines or run.activity.prefill_lines),
+                starting=bool(run.stages) or run.open_stage is not None,
+                answered=bool(run.activity.answers_ok),
+            )
+        if rule.category == "files":
+            return files_category(record, trace)
+        if rule.name == "illegal" and "apture" in record.body and "graph" in record.body.lower():
+            return "graph-capture"
+        return rule.category

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from opsctl.domain.crash.advice import ADVICE, quote
 from opsctl.domain.crash.captures import match_capture, outside
-from opsctl.domain.crash.collect import Collector, Run, own_frames
+from opsctl.domain.crash.collect import Collector, Run
 from opsctl.domain.crash.model import (
     Context,
     Diagnosis,
@@ -18,9 +18,10 @@ from opsctl.domain.crash.model import (
     Record,
     Sizes,
 )
-from opsctl.domain.crash.rules import END, MACHINE, NOTICE, WAITING
+from opsctl.domain.crash.rules import CAUSE, END, MACHINE, NOTICE, WAITING, WRAPPER
 from opsctl.domain.crash.signature import make_signature
 from opsctl.domain.crash.sizes import explain_sizes, read_sizes
+from opsctl.domain.crash.trace import own_frames
 
 _SMALL_LINES = 400
 """A log up to this long is also judged as a whole, as a capture."""
@@ -30,6 +31,9 @@ _OUR_PROCESS = re.compile(
 )
 _VICTIM = re.compile(r"Killed? process \d+ \(([^)]*)\)|task=([\w:.-]+)|process \d+, ?name=(\S+)")
 _WEAK = frozenset({"peer-gone", "stream-cut", "unknown-error", "killed", "request-error"})
+_HARD = frozenset(
+    {"device-assert", "illegal", "kv-leak", "detokenizer", "xid-software", "shm-exists"}
+)
 _DEATHS = frozenset({"segfault", "sigquit", "killed"})
 _ASYNC = frozenset({"illegal-access", "index-out-of-bounds", "gpu-fault"})
 
@@ -86,6 +90,12 @@ def _forgiven(piece: Evidence, run: Run) -> bool:
         and not (run.stages or run.activity.serves)
     ):
         return piece.record.time is None  # a client's or a tool's line: nothing of a server is here
+    if (
+        piece.weight in (CAUSE, WRAPPER)
+        and piece.owner in (None, "http")
+        and piece.rule not in _HARD
+    ):
+        return run.alive_after > piece.record.line  # a warning or one request's error: it went on
     if piece.rule in _WEAK:
         return run.served_after > piece.record.line and piece.owner != "scheduler"
     return False
@@ -140,12 +150,14 @@ def _outside(collector: Collector, run: Run, best: Evidence | None) -> _Verdict 
 
 
 def _from_capture(collector: Collector, run: Run) -> _Verdict | None:
-    if collector.lines > _SMALL_LINES or run.activity.decode_lines > 2:
+    if collector.lines > _SMALL_LINES:
         return None
     found = match_capture("\n".join(collector.sample))
     if found is None:
         return None
     capture, line = found
+    if (run.ready or run.activity.decode_lines) and capture.category != "zombie-service":
+        return None  # a server's log: its lines are no listing
     return _Verdict(capture.category, capture.confidence, None, line, capture.why)
 
 

@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = _rules(
     # --- warnings whose words look like a crash
     ("retract", "degraded", NOTICE, 0.9,
      r"#?retracted_reqs\b|decode out of memory happened|retract(?:ing|ed)? (?:\d+ )?requests?\b"
-     r"|KV cache pool is full\. Retract"),
+     r"|KV cache pool is full\. Retract|retract_decode: abort"),
     ("preempt", "degraded", NOTICE, 0.85, r"preempted by PreemptionMode|\bpreempt(?:ed|ing) (?:seq|request)"),
     ("throttle", "degraded", NOTICE, 0.7, r"thermal slowdown|clocks? (?:are )?throttled|SW Power Cap.*: Active"),
     # --- kernel
@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|(?:NCCL|Gloo|gloo|barrier|all_?reduce|broadcast|all_?gather).{0,60}(?:timed out|timeout)(?!=|_ms|\(ms\)| is set| set to|:? ?\d+$)|HeartbeatMonitor.*(?:stuck|timed out)"
      r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|other ranks that didn't finish loading"),
     ("watchdog", "watchdog-timeout", WAITING, 0.93,
-     r"watchdog[ _]timeout(?! ?=|_|s?=)|self\.watchdog_timeout=|Pyspy dump for PID|scheduler (?:made no|has made no|is stuck|stuck).{0,20}(?:progress|forward)?|self\.cur_batch\.batch_size\(\)="
+     r"watchdog timeout(?! (?:is|of|set|to)\b)|self\.watchdog_timeout=|Pyspy (?:dump for|failed to dump) PID|scheduler (?:made no|has made no|is stuck|stuck).{0,20}(?:progress|forward)?|self\.cur_batch\.batch_size\(\)="
      r"|Scheduler watchdog|forward pass (?:timed out|exceeded)|No (?:scheduler )?(?:step|progress) (?:for|in) \d+ ?s"
      r"|shm_broadcast.*No available (?:shared memory )?(?:broadcast )?block found|execute_model.{0,20}timed out|RPC call to (?:execute_model|sample_tokens) timed out"),
     ("health", "health-timeout", 45, 0.85,
@@ -210,11 +210,11 @@ RULES: tuple[Rule, ...] = _rules(
      r"|curl: \((?:18|52|56)\)|Premature (?:close|EOF)|unexpected EOF|stream ended (?:early|without)|connection closed before (?:the )?(?:message|response|stream) (?:was )?complete"),
     # --- the end of a crash
     ("segfault", "child-died", END, 0.85,
-     r"Fatal Python error|Segmentation fault|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|Aborted\b|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
+     r"Fatal Python error|Segmentation fault|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|^Aborted\b|: Aborted\b|Aborted \(core|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
     ("peer-gone", "child-died", END, 0.75,
      r"Connection closed by peer|connection reset by peer|remote process exited|Broken ?pipe|ncclRemoteError|Connection refused|NCCL error.*(?:remote|system error)|unhandled (?:system|cuda) error|EOFError|DistBackendError|ncclSystemError|ncclUnhandledCudaError|Socket closed"),
     ("sigquit", "child-died", END, 0.85,
-     r"EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|terminated|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
+     r"EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
      r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
     ("killed", "child-died", END + 5, 0.6, r"^Killed$|: Killed$|: \d+ Killed\b|\bKilled {2,}\S|\bSIGKILL\b"),
 )  # fmt: skip
@@ -246,7 +246,7 @@ NOTABLE: tuple[bytes, ...] = tuple(
 BENIGN = re.compile(
     r"Ignore import error|^Receive: obj=|^Finish: obj=|Received request |^(?:\S+ )?(?:User|Future|Deprecation|Runtime|Resource|Syntax)Warning:|Config file not found at|Performance might be sub-optimal"
     r"|leaked (?:semaphore|shared_memory|semlock)|destroy_process_group\(\) was not called|Unexpected error when get_model_info|is deprecated|deprecation|import error|Failed to import|error_code=0|errors?[=:] ?0\b|0 errors|no errors?\b"
-    r"|is not available, (?:using|fall)|[Ff]all(?:ing)? ?back to|will be ignored|ignored in:|Unrecognized keys|Some weights of|Special tokens|Setting .{0,60} to avoid|to (?:avoid|prevent|reduce|mitigate) (?:\w+ ){0,3}(?:OOM|out of memory|errors?|failures?|crash\w*|hangs?|timeouts?|deadlock)"
+    r"|is not available, (?:using|fall)|[Ff]all(?:ing)? ?back to|will be ignored|ignored in:|Unrecognized keys|Some weights of|Special tokens|Setting .{0,60} to avoid|SIGQUIT handler|already performed, skipping|Truncating the input|\b(?:Skipping|Disabling|Dropping|Ignoring)\b|disabled (?:globally|because)|Waiting for \d+ seconds|(?:sgl|to) (?:avoid|prevent|reduce|mitigate) (?:\S+ ){0,3}(?:SIGSEGV|segfaults?|desync|OOM|out of memory|errors?|failures?|crash\w*|hangs?|timeouts?|deadlock)"
     r"|NCCL INFO|\bin case of\b|[Ii]f you (?:see|get|encounter|hit)|watchdog .{0,40}initialized|torch_dtype|expandable_segments|Heartbeat|heartbeat (?:ok|received)|crash dump (?:is )?(?:enabled|folder)|crash_dump_folder|enabled? fault ?handler|retry succeeded|recovered|was retried"
     r"|[Cc]lient (?:has )?(?:disconnected|closed)|[Aa]bort(?:ed|ing)? (?:request|req)\b|Abort by client|is not an error|(?:loaded|using|registered|imported) .{0,60}(?:error|exception|fail)\w*[ _-]handl\w+|health check (?:passed|ok|succeeded)",
 )
