@@ -13,12 +13,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from tests.lab import kernel
 from tests.lab.errors import LabError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+BUILT_BY = (
+    *("access", "build", "fleet", "gpus", "hosts", "keeper", "kernel", "kmsg", "lifecycle"),
+    *("rootfs", "rootless", "site", "software"),
+)
+INSTALLED = ("node", "nvml", "standin")
 
 
 @dataclass(slots=True)
@@ -128,29 +135,51 @@ class Instance:
     def locked(self, why: str) -> Iterator[None]:
         """Hold the instance's lock; a second caller is refused with one sentence naming the first.
 
-        The lock is the kernel's, so it is free again when its holder dies, however it dies.
+        The lock is the kernel's, so it is free again when its holder dies, however it dies. Its file
+        goes when the lab is down.
         """
         self.dir.parent.mkdir(parents=True, exist_ok=True)
-        path = self.dir.parent / f"{self.name}.lock"
-        with path.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise LabError(f"the lab {self.name} is busy: {file.read().strip()}") from None
-            file.truncate(0)
+        with self._locked_file() as file:
             clock = time.strftime("%H:%M:%S")
+            file.truncate(0)
             file.write(f"pid {os.getpid()} runs `{why}` since {clock} ({' '.join(sys.argv)})\n")
             file.flush()
-            yield
+            try:
+                yield
+            finally:
+                if not self.dir.exists():
+                    self._lock_path.unlink(missing_ok=True)
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.dir.parent / f"{self.name}.lock"
+
+    @contextlib.contextmanager
+    def _locked_file(self) -> Iterator[TextIO]:
+        while True:
+            with self._lock_path.open("a+") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.seek(0)
+                    raise LabError(f"the lab {self.name} is busy: {file.read().strip()}") from None
+                try:
+                    current = self._lock_path.stat().st_ino
+                except FileNotFoundError:
+                    continue
+                if current == os.fstat(file.fileno()).st_ino:  # else its last holder removed it
+                    yield file
+                    return
 
 
 def hash_sources() -> str:
     """Return a hash of what the hosts are made of, so that `up` after a change builds them anew."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*")):
-        is_test = path.name.startswith(("test_", "conftest", "fixture")) or "sglang" in path.parts
-        if path.suffix in (".py", ".c", ".h") and not is_test:
+    here = Path(__file__).parent
+    files = [here / f"{name}.py" for name in BUILT_BY]
+    files += [path for folder in INSTALLED for path in (here / folder).rglob("*")]
+    for path in sorted(files):
+        if path.suffix in (".py", ".c", ".h", ".json"):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

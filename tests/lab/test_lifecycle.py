@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import cgroups, lifecycle
-from tests.lab.fixture import Lab
+from tests.lab.fixture import Lab, wait_until
 from tests.lab.instance import CHECKOUT, Instance, find_instance
 
 pytestmark = pytest.mark.lab
@@ -54,16 +54,22 @@ def command(instance: Instance, verb: str) -> tuple[int, str]:
 def traces(instance: Instance) -> list[str]:
     """Return what is there of the instance: processes, mounts, cgroups, files."""
     found = [str(path) for path in cgroups.tops(instance.cgroup)]
-    found += [
-        line for line in Path("/proc/mounts").read_text().splitlines() if instance.name in line
-    ]
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    found += [line for line in mounts if instance.name in line]
+    found += processes(instance)
+    return found + [str(path) for path in instance.dir.parent.glob(f"{instance.name}*")]
+
+
+def processes(instance: Instance) -> list[str]:
+    """Return the processes whose command line names the instance's folder: keeper, LXC, helpers."""
+    found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if str(instance.dir) in process.read_bytes().decode(errors="replace"):
                 found.append(str(process))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found + ([str(instance.dir)] if instance.dir.exists() else [])
+    return found
 
 
 def test_up_twice_is_quick_and_down_leaves_nothing(instance: Instance) -> None:
@@ -103,6 +109,7 @@ def test_sigkill_in_the_middle_of_up_leaves_nothing_in_the_way(
         time.sleep(delay_s)
         process.kill()
         process.wait(10)
+    wait_until(lambda: not processes(instance), 5, "every process of the cut lab is gone")
 
     code, text = command(instance, "up")
 
