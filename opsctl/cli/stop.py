@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opsctl.cli.app import App, command, emit
-from opsctl.errors import Interrupted
+from opsctl.cli.stop_record import StopRecord
+from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
@@ -112,11 +113,13 @@ def _run(
     site = load_site(app.site_path)
     site.server(name)
     with open_session(site, name) as session:
-        _warm(session)
         ctx = context_of(app, session, verb)
         if app.dry_run:
+            _warm(session)
             return _dry_run(app, ctx, step, verb, sweep)
-        return _stop(app, ctx, step, verb, timeout_s, sweep, begun)
+        record = StopRecord(app.state(), ctx.run_id, verb, name, ctx.who)
+        _warm(session)
+        return _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
 
 
 def _warm(session: ServerSession) -> None:
@@ -128,21 +131,18 @@ def _warm(session: ServerSession) -> None:
 
 def context_of(app: App, session: ServerSession, verb: str) -> StepContext:
     """Return what the steps need, for a command that is not a playbook's run."""
-    import getpass
-    import socket
-    import uuid
-
+    from opsctl.cli.playbook_run import new_run_id, who_am_i
     from opsctl.cli.talk import Talk
     from opsctl.steps.base import MonotonicClock, StepContext
 
     return StepContext(
         server=session.server,
         server_name=session.name,
-        run_id=f"{verb}-{uuid.uuid4().hex[:8]}",
+        run_id=new_run_id(),
         session=session,
         clock=MonotonicClock(),
         reporter=Talk(quiet=app.as_json),
-        who=f"{getpass.getuser()}@{socket.gethostname()}",
+        who=who_am_i(),
         reason=f"opsctl {verb} {session.name}",
         state_dir=app.state(),
     )
@@ -167,6 +167,7 @@ def _stop(
     app: App,
     ctx: StepContext,
     step: StopServer,
+    record: StopRecord,
     verb: str,
     timeout_s: float | None,
     sweep: bool,
@@ -181,17 +182,24 @@ def _stop(
     ctx.reporter.say("\n".join(lines))
     if not step.planned(ctx).is_empty:
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
+    record.begin()
     try:
         stopped = step.run(ctx)
         memory = ProveGpuMemory(timeout_s).run(ctx)
         swept = Sweep(remove=sweep).run(ctx)
+    except OpsctlError as error:
+        refused = isinstance(error, SafetyRefusal)
+        record.cut("refused" if refused else "cut", error.exit_code)
+        raise
     except KeyboardInterrupt:
+        record.cut("interrupted", Interrupted.exit_code)
         raise Interrupted(
             f"interrupted inside {verb}: {step.half_done}",
             next_step=f"run `opsctl {verb} {ctx.server_name}` again; it looks first",
         ) from None
     total_s = time.monotonic() - begun
     document = _document(verb, stopped, memory, swept, total_s)
+    record.end(document)
     return emit(app, document, lambda: "\n".join(_text(ctx, stopped, memory, swept, total_s)))
 
 
