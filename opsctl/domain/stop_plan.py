@@ -133,8 +133,8 @@ def _doubt_step(doubt: Ambiguity) -> str:
     if "the site does not say so" in doubt.reason:
         return "if it is this server, add its `user:` to the server's entry in the site file"
     return (
-        f"correct port and model in the site file, or name it with --evict {doubt.pid} if it must go; "
-        "nothing was signalled"
+        "nothing was signalled. if it is another server, give it an entry in the site file; if it is "
+        f"this one, correct port and model; if it must go: --evict {doubt.pid}"
     )
 
 

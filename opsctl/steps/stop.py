@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.domain.process import Judged, ProcessClass, Selection, masked
@@ -91,7 +91,7 @@ class StopServer:
             if poll is not None:
                 poll.processes_are_gone(self._memory_timeout_s(ctx))
             picture = picture_of(ctx)
-            plan = self._plan(ctx, picture, evict=())
+            plan = self._plan(ctx, without_doubts(picture), evict=())
             came_back = [root for root in plan.roots if is_new_server(root, rows)]
             if came_back:
                 findings.append(_came_back(came_back))
@@ -189,6 +189,15 @@ class StopServer:
             data=data,
             exit_code=20 if failed else 0,
         )
+
+
+def without_doubts(picture: Picture) -> Picture:
+    """Return the picture after a pass, in which only what is proven counts.
+
+    Doubts refuse before the first signal. Afterwards the proven root is gone, so a neighbour that
+    was known as another server would look like a near miss.
+    """
+    return replace(picture, selection=replace(picture.selection, ambiguous=()))
 
 
 def unit_facts(agent: Agent, selection: Selection) -> list[UnitFact]:

@@ -208,7 +208,15 @@ def test_orphans_that_another_server_could_own_are_refused(host: Lab, tmp_path: 
 
 def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_path: Path) -> None:
     """The young process with the number of a dead member is left alone: its start differs."""
-    root = serve(host, "ct129", 30000, "--lab-orphans", "--lab-ignore-term")
+    root = serve(
+        host,
+        "ct129",
+        30000,
+        "--lab-orphans",
+        "--lab-reparent",
+        "--lab-health-lies",
+        "--lab-ignore-term",
+    )
     workers = titled_of(host, "ct129", root)
     with host.popen(
         [
@@ -248,7 +256,7 @@ def _reuse(lab: Lab, host: str, pid: int) -> int:
         "import os,subprocess,sys\n"
         f"pid={pid}\n"
         "os.kill(pid,9)\n"
-        "for _ in range(400):\n"
+        "for _ in range(200):\n"
         "    open('/proc/sys/kernel/ns_last_pid','w').write(str(pid-1))\n"
         "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=subprocess.DEVNULL)\n"
         "    if made.pid==pid: print(made.pid); break\n"

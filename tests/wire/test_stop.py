@@ -213,8 +213,7 @@ def test_two_servers_on_one_host_are_told_apart(port: int, tmp_path: Path) -> No
     other_port = free_port()
     with standin_server(port) as ours, standin_server(other_port) as theirs:
         others = family(theirs)
-        neighbours = {"other": standin_entry(other_port)}
-        with context(standin_entry(port), tmp_path, neighbours) as ctx:
+        with context(standin_entry(port), tmp_path) as ctx:
             result = StopServer().run(ctx)
 
         assert set(outcomes(result)) >= {ours}
