@@ -253,12 +253,12 @@ def _is_watched(lab: Lab) -> bool:
 def _reuse(lab: Lab, host: str, pid: int) -> int:
     """Kill a process and start sleeps until one gets its number."""
     script = (
-        "import os,subprocess,sys\n"
+        "import os,subprocess,sys\nn=subprocess.DEVNULL\n"
         f"pid={pid}\n"
         "os.kill(pid,9)\n"
         "for _ in range(200):\n"
         "    open('/proc/sys/kernel/ns_last_pid','w').write(str(pid-1))\n"
-        "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=subprocess.DEVNULL)\n"
+        "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=n,stderr=n)\n"
         "    if made.pid==pid: print(made.pid); break\n"
         "    made.kill(); made.wait()\n"
         "else: print(0)\n"
