@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -250,21 +251,39 @@ def _is_watched(lab: Lab) -> bool:
     return int(lab.on("pve1", ["sh", "-c", script]).stdout.strip() or 0) >= 3
 
 
-def _reuse(lab: Lab, host: str, pid: int) -> int:
-    """Kill a process and start sleeps until one gets its number."""
+def _reuse(pid: int, title: str) -> int:
+    """Kill a process of the container and start sleeps there until one gets its number.
+
+    Only the machine's own /proc/sys can be written; the number is counted in the writer's namespace.
+    """
+    outer = next(
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _is_in_container(entry, pid, title)
+    )
     script = (
-        "import os,subprocess,sys\nn=subprocess.DEVNULL\n"
+        "import os,subprocess\nn=subprocess.DEVNULL\n"
         f"pid={pid}\n"
         "os.kill(pid,9)\n"
-        "for _ in range(200):\n"
+        "for _ in range(500):\n"
         "    open('/proc/sys/kernel/ns_last_pid','w').write(str(pid-1))\n"
         "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=n,stderr=n)\n"
-        "    if made.pid==pid: print(made.pid); break\n"
+        "    if made.pid==pid: break\n"
         "    made.kill(); made.wait()\n"
-        "else: print(0)\n"
+        "print(made.pid)\n"
     )
-    done = lab.on(host, ["python3", "-c", script])
-    return int(done.stdout.split()[-1])
+    argv = ["nsenter", "-t", str(outer), "--pid", "python3", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def _is_in_container(entry: Path, pid: int, title: str) -> bool:
+    try:
+        numbers = (entry / "status").read_text().partition("NSpid:")[2].splitlines()[0].split()
+        return numbers[-1:] == [str(pid)] and title in (entry / "cmdline").read_text()
+    except (OSError, IndexError):
+        return False
 
 
 def test_a_stop_whose_connection_is_cut_is_run_again(host: Lab, tmp_path: Path) -> None:
