@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from opsctl.domain.launch_line import is_supervisor
 from opsctl.facts import Process
 
 # Killing these freezes cards or sessions (dcgm-exporter#84: Xid 119/120 until the reboot).
@@ -189,8 +188,6 @@ def _reason(process: Process, graphics_pids: frozenset[int]) -> str | None:
         return "pid 1 of its container: stop the container instead"
     if process.is_kernel_thread:
         return "a kernel thread"
-    if is_supervisor(process.argv):
-        return "opsctl's supervisor: it records how the server ends, and ends with it"
     if process.pid in graphics_pids:
         return "draws on the GPU (type G)"
     named = PROTECTED_PROGRAMS.get(program_of(process))
