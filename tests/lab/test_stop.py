@@ -256,11 +256,13 @@ def _reuse(pid: int, title: str) -> int:
 
     Only the machine's own /proc/sys can be written; the number is counted in the writer's namespace.
     """
-    outer = next(
+    found = [
         int(entry.name)
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and _is_in_container(entry, pid, title)
-    )
+    ]
+    assert found, f"no {title} with pid {pid} in any container"
+    outer = found[0]
     script = (
         "import os,subprocess\nn=subprocess.DEVNULL\n"
         f"pid={pid}\n"
