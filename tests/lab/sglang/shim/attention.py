@@ -9,11 +9,13 @@ import torch
 
 def decode(module):
     """Patch sglang.srt.layers.attention.triton_ops.decode_attention."""
+    module.triton_decode_attention_fwd = module.decode_attention_fwd  # a test compares the two
     module.decode_attention_fwd = decode_attention
 
 
 def extend(module):
     """Patch sglang.srt.layers.attention.triton_ops.extend_attention."""
+    module.triton_extend_attention_fwd = module.extend_attention_fwd
     module.extend_attention_fwd = extend_attention
 
 

@@ -38,17 +38,19 @@ def known(model):
     """Overwrite embedding, head, norms and the draft's fc so that greedy output is arithmetic."""
     parameters = dict(model.named_parameters())
     _norms_to_one(parameters)
-    head = parameters["lm_head.weight"]
-    size, width = head.shape
+    head, size = parameters["lm_head.weight"], _vocabulary(model)
+    width = head.shape[1]
     embedding = _signs((size, width))
     following = (torch.arange(size) * FACTOR + OFFSET) % size
+    whole = torch.empty(size, width, dtype=head.dtype)
     if type(model).__name__.endswith("Eagle3"):
         # The draft gets the target's hidden state of x and has to say what follows x's follower.
-        head[(following * FACTOR + OFFSET) % size] = embedding.to(head.dtype) / 64
+        whole[(following * FACTOR + OFFSET) % size] = embedding.to(head.dtype) / 64
     else:
-        head[following] = embedding.to(head.dtype) / 64
+        whole[following] = embedding.to(head.dtype) / 64
+    _copy_rows(model.lm_head, whole)
     if "model.embed_tokens.weight" in parameters:
-        parameters["model.embed_tokens.weight"].copy_(embedding)
+        _copy_rows(model.model.embed_tokens, embedding)
     if "model.fc.weight" in parameters:
         fc = parameters["model.fc.weight"]
         fc.zero_()
@@ -65,6 +67,17 @@ def random(model):
         values = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
         weight.copy_(values * RANDOM_SCALE)
     _norms_to_one(parameters)
+
+
+def _vocabulary(model):
+    return getattr(model.config, "draft_vocab_size", None) or model.config.vocab_size
+
+
+def _copy_rows(layer, whole):
+    """Copy the rows of the vocabulary that this rank holds."""
+    first = layer.shard_indices.org_vocab_start_index
+    rows = whole[first : first + layer.weight.shape[0]]
+    layer.weight[: len(rows)].copy_(rows)
 
 
 def _norms_to_one(parameters):
