@@ -15,6 +15,7 @@ PATCHES = {
     "sglang.srt.speculative.eagle_info_v2": ("speculation", "eagle_info_v2"),
     "sglang.srt.layers.attention.triton_ops.decode_attention": ("attention", "decode"),
     "sglang.srt.layers.attention.triton_ops.extend_attention": ("attention", "extend"),
+    "triton.runtime.interpreter": ("small_kernels", "interpreter"),
     "sglang.srt.model_loader.loader": ("weights", "loader"),
     "sglang.srt.model_executor.model_runner": ("gpu_memory", "model_runner"),
 }
