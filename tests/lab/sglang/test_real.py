@@ -64,8 +64,20 @@ def test_chat_works(plain: Server) -> None:
 
 
 def test_processes_carry_sglangs_titles(plain: Server) -> None:
-    """Scheduler and detokenizer are separate processes below the launched one."""
-    assert {"sglang::scheduler", "sglang::detokenizer"} < set(plain.titles())
+    """Scheduler, detokenizer and resource tracker are separate processes below the launched one."""
+    titles = plain.titles()
+    assert {"sglang::scheduler", "sglang::detokenizer"} < set(titles)
+    assert any("multiprocessing.resource_tracker" in title for title in titles)
+
+
+@pytest.mark.slow
+def test_sglangs_own_start_method_gives_the_same_tree(plain: Server, tmp_path: Path) -> None:
+    """The lab forks the children to start sooner; spawned as SGLang does, they look the same."""
+    with running(launch(NEW, free_port()), tmp_path / "log", OPSCTL_LAB_START="spawn") as server:
+        spawned = [title for title in server.titles() if title.startswith("sglang::")]
+        assert sorted(spawned) == sorted(t for t in plain.titles() if t.startswith("sglang::"))
+        assert len(server.titles()) == len(plain.titles())
+        assert_known_answers(server, 2, 8)
 
 
 @pytest.mark.parametrize("spec_v2", [True, False], ids=["v2", "v1"])

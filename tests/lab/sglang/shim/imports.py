@@ -16,6 +16,7 @@ PATCHES = {
     "sglang.srt.layers.attention.triton_ops.decode_attention": ("attention", "decode"),
     "sglang.srt.layers.attention.triton_ops.extend_attention": ("attention", "extend"),
     "triton.runtime.interpreter": ("small_kernels", "interpreter"),
+    "sglang.srt.entrypoints.engine": ("start_method", "engine"),
     "sglang.srt.model_loader.loader": ("weights", "loader"),
     "sglang.srt.model_executor.model_runner": ("gpu_memory", "model_runner"),
 }
