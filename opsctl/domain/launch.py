@@ -15,6 +15,7 @@ from opsctl.domain.fingerprint import Content
 DEFAULT_LOG_DIR = "/var/log/opsctl"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 SECRET = "(secret)"
+RUN_DIR = "@RUN_DIR@"  # in an argument: the launch's own folder on the host, filled in there
 _NOT_IN_UNIT_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -36,6 +37,10 @@ class LaunchPlan:
     package_version: str | None = None
     gpu_model: str | None = None
     patches: Mapping[str, str] = field(default_factory=dict)  # id -> sha256 of its content
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> content, placed in RUN_DIR
+    added_env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what a resolution adds to the site's
 
     @property
     def unit(self) -> str:
@@ -46,7 +51,10 @@ class LaunchPlan:
         return Content(
             package=self.package,
             package_version=self.package_version,
-            arguments=self.argv[1:],
+            arguments=(
+                *self.argv[1:],
+                *(f"{name}:{self.files[name]}" for name in sorted(self.files)),
+            ),
             gpu_model=self.gpu_model,
             patches=self.patches,
             environment=dict(self.public_env),
@@ -78,6 +86,7 @@ class LaunchPlan:
             "user": self.user,
             "log": self.log,
             "nofile": self.nofile,
+            "files": dict(self.files),
             "unit": self.unit if via == "systemd" else None,
             "via": via,
             "systemd_argv": list(systemd_argv),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opsctl.domain.launch import LaunchPlan
+from opsctl.errors import AgentError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.launch_plan import full_environment, systemd_argv
 
 START_TIMEOUT_S = 60.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Launch:
         via = way_of(ctx)
         request = {
             **plan.request(
-                full_environment(ctx), via, systemd_argv(plan) if via == "systemd" else []
+                full_environment(ctx, plan), via, systemd_argv(plan) if via == "systemd" else []
             ),
             "state_dir": ctx.server.state_dir,
         }
@@ -48,7 +51,17 @@ class Launch:
         ctx.note("launch-intent", {"unit": plan.unit, "via": via, "log": plan.log})
         begun = ctx.clock.now()
         found = ctx.session.agent.call("launch.start", request, timeout_s=START_TIMEOUT_S)
+        tidy(ctx)
         return result_of_launch(found, plan, begun, ctx.clock.now())
+
+
+def tidy(ctx: StepContext) -> None:
+    """Clear units of ours that are over, and all but the newest launch records; best effort."""
+    request = {"state_dir": ctx.server.state_dir, "run": ctx.run_id, "port": ctx.server.port}
+    try:
+        ctx.session.agent.call("launch.tidy", request, timeout_s=30.0)
+    except AgentError as error:
+        logger.info("launch records were not tidied: %s", error.message)
 
 
 def planned(ctx: StepContext) -> LaunchPlan:

@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.launch import (
+    RUN_DIR,
     SECRET,
     LaunchPlan,
     base_environment,
     flags_of,
     log_path,
 )
+from opsctl.domain.speculation import PATCH, Resolution, resolve
+from opsctl.patch_library import load_library
 from opsctl.steps.base import StepContext
 from opsctl.templates import render_list
 
 if TYPE_CHECKING:
     from opsctl.site import Server
 
+CONFIG = "speculation.json"
 STRICT_PORTS = (
     "--strict-ports"  # sglang: do not move to another port when this one is taken (#21320)
 )
@@ -50,14 +54,31 @@ def survey_environment(ctx: StepContext) -> dict[str, str]:
     return {**base, **plain}
 
 
-def full_environment(ctx: StepContext) -> dict[str, str]:
+def full_environment(ctx: StepContext, plan: LaunchPlan) -> dict[str, str]:
     """Return the environment of the launch, secrets resolved now. Raises ConfigError for a missing one."""
     base = base_environment(ctx.run_id, ctx.server_name, ctx.server.python)
     given = {
         name: value if isinstance(value, str) else value.resolve()
         for name, value in ctx.server.env.items()
     }
-    return {**base, **given}
+    return {**base, **given, **plan.added_env}
+
+
+def resolve_speculation(ctx: StepContext, version: str | None) -> Resolution | None:
+    """Return how the server's ``speculation.disable_above`` is fulfilled by this version; None: no wish."""
+    server = ctx.server
+    if server.speculation is None or server.python is None or version is None:
+        return None
+    patch = load_library().get(PATCH)
+    env = {name: value for name, value in server.env.items() if isinstance(value, str)}
+    return resolve(
+        version,
+        server.args,
+        env,
+        server.speculation.disable_above,
+        server.speculation.margin,
+        patch is not None and patch.variant(version) is not None,
+    )
 
 
 def make_launch_plan(
@@ -66,13 +87,15 @@ def make_launch_plan(
     known_flags: Sequence[str],
     interpreter: Mapping[str, Any] | None,
     gpu_model: str | None,
-    extra_flags: Sequence[str] = (),
+    wish: Resolution | None = None,
 ) -> LaunchPlan:
     """Build the launch of this run. Patches are filled in once they are staged."""
     server = ctx.server
-    flags = list(extra_flags)
+    added = dict(wish.args) if wish else {}
+    flags = [item.replace("{config}", f"{RUN_DIR}/{CONFIG}") for item in flags_of(added)]
     if STRICT_PORTS in known_flags and "strict-ports" not in server.args:
         flags.append(STRICT_PORTS)
+    added_env = dict(wish.env) if wish else {}
     return LaunchPlan(
         run=ctx.run_id,
         server=ctx.server_name,
@@ -83,10 +106,12 @@ def make_launch_plan(
         cwd=server.cwd or "/",
         user=server.user,
         nofile=server.nofile,
-        public_env=public_environment(server),
+        public_env={**public_environment(server), **added_env},
         package=(interpreter or {}).get("package") if server.python else None,
         package_version=(interpreter or {}).get("package_version"),
         gpu_model=gpu_model,
+        files={CONFIG: wish.config} if wish and wish.config else {},
+        added_env=added_env,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,9 +14,16 @@ from opsctl.domain.gpu_health import judge_health
 from opsctl.domain.launch import LaunchPlan, value_of
 from opsctl.domain.launch_line import matches_command, read_launch_line
 from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
+from opsctl.domain.speculation import Means, Resolution
 from opsctl.facts import GpuReport
+from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
-from opsctl.steps.launch_plan import make_launch_plan, server_argv, survey_environment
+from opsctl.steps.launch_plan import (
+    make_launch_plan,
+    resolve_speculation,
+    server_argv,
+    survey_environment,
+)
 
 PROGRAMS = ("ninja", "nvcc", "gcc")
 PARSER_TIMEOUT_S = 120.0  # building SGLang's parser took 5.5 s on two calm cores
@@ -46,14 +53,37 @@ class Preflight:
             parsing = pool.submit(parse_arguments, ctx) if ask_parser else None
             surveyed, report = surveying.result(), reading.result()
             parser = parsing.result() if parsing else None
+        wish = resolve_speculation(ctx, (surveyed["interpreter"] or {}).get("package_version"))
+        known_flags = (parser or {}).get("flags") or ()
         plan = make_launch_plan(
             ctx,
-            known_flags=(parser or {}).get("flags") or (),
+            known_flags=known_flags,
             interpreter=surveyed["interpreter"],
             gpu_model=gpu_model(ctx, report),
+            wish=wish,
         )
         verdict = judge(ctx, plan, surveyed, parser, report)
-        return result_of(verdict, plan, surveyed)
+        problems = (*verdict.problems, *speculation_problems(ctx, wish, known_flags))
+        verdict = Verdict(problems, verdict.unsure, verdict.warnings)
+        return result_of(verdict, plan, surveyed, wish)
+
+
+def speculation_problems(
+    ctx: StepContext, wish: Resolution | None, known_flags: Sequence[str]
+) -> list[Finding]:
+    """Say why the wish for speculation cannot be fulfilled; flags of a patch are proven when it is staged."""
+    if wish is None:
+        return []
+    if wish.means is Means.REFUSED:
+        return [Finding("speculation-refused", ctx.server_name, wish.reason, wish.way_out or "")]
+    if wish.means is Means.PATCH and not ctx.values.get("patch", True):
+        text = f"speculation.disable_above needs {', '.join(wish.patches)}, and --no-patch leaves it out"
+        return [Finding("speculation-refused", ctx.server_name, text, "leave --no-patch away")]
+    missing = [name for name in wish.args if known_flags and f"--{name}" not in known_flags]
+    if wish.means is Means.FLAG and missing:
+        text = f"this version's parser does not know --{', --'.join(missing)}"
+        return [Finding("speculation-refused", ctx.server_name, text, "opsctl speculation explain")]
+    return []
 
 
 def survey(ctx: StepContext) -> dict[str, Any]:
@@ -162,9 +192,16 @@ def is_own_line(server: Any, argv: list[str]) -> bool:
     return line is not None and line.port in (None, server.port)
 
 
-def result_of(verdict: Verdict, plan: LaunchPlan, surveyed: Mapping[str, Any]) -> StepResult:
+def result_of(
+    verdict: Verdict, plan: LaunchPlan, surveyed: Mapping[str, Any], wish: Resolution | None = None
+) -> StepResult:
     """Say what stands in the way, or that nothing does."""
-    data: dict[str, Any] = {"launch": plan.to_json(), "survey": dict(surveyed)}
+    data: dict[str, Any] = {
+        "launch": plan.to_json(),
+        "survey": dict(surveyed),
+        "speculation": {"means": wish.means.value, "reason": wish.reason} if wish else None,
+        "speculation_patches": list(wish.patches) if wish else [],
+    }
     findings = (*verdict.problems, *verdict.unsure, *verdict.warnings)
     if verdict.exit_code:
         outcome = StepOutcome.FAILED if verdict.problems else StepOutcome.UNKNOWN

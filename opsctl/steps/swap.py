@@ -64,6 +64,8 @@ class ApplyPatches:
         return lines or ["no file changes: the package is as the site wants it"]
 
     def run(self, ctx: StepContext) -> StepResult:
+        if "stage" in ctx.results and not ctx.data_of("stage").get("transactions"):
+            return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was staged"})
         plans, _ = plan_swap(ctx, self.allow_known_bad)
         if not plans:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "no package to patch"})

@@ -53,7 +53,8 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
     found = find(request, context)
     if found["state"] != "absent":
         return dict(found, changed=False)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.makedirs(folder, mode=0o711, exist_ok=True)
+    request = with_files(request, folder)
     make_log(request, context)
     record = {
         key: request.get(key) for key in ("run", "server", "argv", "log", "unit", "cwd", "user")
@@ -68,6 +69,20 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
         start_supervisor(request, folder, context)
     found = find(request, context)
     return dict(found, changed=True, took_s=round(time.monotonic() - begun, 4))
+
+
+def with_files(request: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Place the launch's own files and return the request with @RUN_DIR@ filled in."""
+    for name, content in (request.get("files") or {}).items():
+        path = os.path.join(folder, os.path.basename(name))
+        with open(path, "w") as out:
+            out.write(content)
+        os.chmod(path, 0o644)  # the server may run as another user
+    filled = {
+        key: [item.replace("@RUN_DIR@", folder) for item in request.get(key) or []]
+        for key in ("argv", "systemd_argv")
+    }
+    return dict(request, **filled)
 
 
 def make_log(request: dict[str, Any], context: Context) -> None:
@@ -167,33 +182,38 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
     if record["via"] == "systemd":
         return find_unit(record, base, known, folder, context)
     if known is None:
-        return find_young(base, folder)
-    base.update(identity(known))
-    base["supervisor_pid"] = known.get("supervisor_pid")
-    if ended is None and is_alive(known["pid"], known["start_ticks"]):
-        return base
-    return dict(base, state="exited", exit=ended or {"reason": "its supervisor is gone as well"})
-
-
-def find_young(base: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Between asking and run.json: the supervisor may still be about to start the server."""
-    for _ in range(200):
-        if read_json(os.path.join(folder, "run.json")) or read_json(
-            os.path.join(folder, "exit.json")
-        ):
-            break
-        if not supervisor_lives(folder):
-            break
-        time.sleep(0.01)
-    known = read_json(os.path.join(folder, "run.json"))
-    ended = read_json(os.path.join(folder, "exit.json"))
+        known, ended = wait_for_identity(folder)
     if known is None:
         if ended is None:
             return {"state": "absent", "note": "asked for, and never started"}
         return dict(base, state="failed-to-start", exit=ended)
     base.update(identity(known))
-    alive = ended is None and is_alive(known["pid"], known["start_ticks"])
-    return dict(base, state="running" if alive else "exited", exit=ended)
+    base["supervisor_pid"] = known.get("supervisor_pid")
+    if ended is None and is_alive(known["pid"], known["start_ticks"]):
+        return base
+    ended = ended or wait_for_exit(folder)
+    return dict(base, state="exited", exit=ended or {"reason": "its supervisor is gone as well"})
+
+
+def wait_for_identity(folder: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Wait for a supervisor that is about to start the server: between asking and run.json."""
+    paths = [os.path.join(folder, name) for name in ("run.json", "exit.json")]
+    for _ in range(200):
+        if any(os.path.exists(path) for path in paths) or not supervisor_lives(folder):
+            break
+        time.sleep(0.01)
+    known, ended = (read_json(path) for path in paths)
+    return known, ended
+
+
+def wait_for_exit(folder: str) -> dict[str, Any] | None:
+    """Give a supervisor that lives the time to write down the end that it has just seen."""
+    for _ in range(300):
+        ended = read_json(os.path.join(folder, "exit.json"))
+        if ended or not supervisor_lives(folder):
+            return ended or read_json(os.path.join(folder, "exit.json"))
+        time.sleep(0.01)
+    return None
 
 
 def supervisor_lives(folder: str) -> bool:
@@ -279,23 +299,19 @@ def remember(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
 
 def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Forget what is over: dead units of ours, and the oldest folders above ``keep``."""
-    folder = os.path.join(state_dir(request), "runs")
+    """Forget what is over on one port: dead units of ours, and the oldest folders above ``keep``."""
+    ended = [one for one in records(request, context)["records"] if one["state"] != "running"]
     cleared, removed = [], []
-    names = sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []
-    for index, name in enumerate(names):
-        if not RUN_ID.match(name) or name == request.get("run"):
-            continue
-        one = find(dict(request, run=name), context)
-        if one["state"] == "running":
+    for index, one in enumerate(ended):
+        if one["run"] == request["run"]:
             continue
         if one.get("via") == "systemd" and one.get("unit_state"):
             verb = "reset-failed" if one["unit_state"].startswith("failed") else "stop"
             command(["systemctl", verb, one["unit"]], 15.0, context)
             cleared.append(one["unit"])
         if index >= request.get("keep", 20):
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-            removed.append(name)
+            shutil.rmtree(run_dir(request, one["run"], context), ignore_errors=True)
+            removed.append(one["run"])
     return {"units": cleared, "removed": removed}
 
 
