@@ -174,7 +174,7 @@ def make_document(command: str, report: RunReport, ctx: StepContext) -> Document
 
     data: dict[str, Any] = {
         "server": ctx.server_name,
-        "state": report.state(),
+        "state": state_of(report, ctx),
         "steps": [asdict(step) for step in report.steps],
         "downtime": (found := downtime_of(ctx)) and found.to_json(),
         "bracket": None,
@@ -190,9 +190,16 @@ def make_document(command: str, report: RunReport, ctx: StepContext) -> Document
     if report.outcome in RESUMABLE:
         next_step = f"opsctl resume {ctx.run_id}"
         findings.append(
-            Finding("resumable", ctx.run_id, f"{report.outcome}: {report.state()}", next_step)
+            Finding(
+                "resumable", ctx.run_id, f"{report.outcome}: {state_of(report, ctx)}", next_step
+            )
         )
     return Document(command, report.outcome, report.exit_code, ctx.run_id, findings, data)
+
+
+def state_of(report: RunReport, ctx: StepContext) -> str:
+    """Say what the run has left behind; a failure that was settled knows best."""
+    return str(ctx.data_of("settle").get("state") or report.state())
 
 
 def downtime_of(ctx: StepContext) -> Any:
@@ -210,7 +217,7 @@ def downtime_of(ctx: StepContext) -> Any:
 def describe(document: Document, report: RunReport, ctx: StepContext) -> str:
     """Return the end of a run as a person reads it."""
     head = f"{document.command} {ctx.server_name}: {report.outcome} (exit {report.exit_code})"
-    lines = [f"{head}; {report.state()}"]
+    lines = [f"{head}; {state_of(report, ctx)}"]
     found = downtime_of(ctx)
     if found is not None:
         lines.append(found.describe())

@@ -104,6 +104,11 @@ class LaunchPlan:
         return LaunchPlan(**{**values, "argv": tuple(data["argv"])})
 
 
+def back_id(run: str) -> str:
+    """Return the id under which a failed run launches the last attempt that passed."""
+    return f"{run}-back"
+
+
 def unit_name(server: str, run: str) -> str:
     """Return the transient unit's name, which carries the run's id."""
     return f"opsctl-{safe_name(server)}-{run}.service"

@@ -10,6 +10,7 @@ from opsctl.domain.fingerprint import Attempt, Judgement, judge
 from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.swap import standing_contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class KnownFailure:
 
     def run(self, ctx: StepContext) -> StepResult:
         plan = LaunchPlan.from_json(ctx.data_of("preflight")["launch"])
-        plan = replace(plan, patches=patch_contents(ctx.data_of("stage")))
+        plan = replace(plan, patches=patch_contents(ctx))
         attempts, damaged = known_attempts(ctx)
         judgement = judge(plan.content(), ctx.server_name, attempts)
         fingerprint = plan.content().fingerprint()
@@ -39,6 +40,7 @@ class KnownFailure:
             "attempts": len({one.run for one in attempts}),
             "damaged_lines": damaged,
             "differences": list(judgement.differences),
+            "last_passed": judgement.last_passed.to_json() if judgement.last_passed else None,
         }
         if ctx.memory is not None:
             ctx.memory.set_facts(ctx.run_id, facts_of(ctx, data), fingerprint)
@@ -71,9 +73,12 @@ def known_attempts(ctx: StepContext) -> tuple[list[Attempt], int]:
     return found + (ctx.memory.attempts() if ctx.memory else []), damaged
 
 
-def patch_contents(staged: Mapping[str, Any]) -> dict[str, str]:
-    """Return id -> sha256 of the content, of every patch that will be in place."""
-    return {str(key): str(value) for key, value in (staged.get("contents") or {}).items()}
+def patch_contents(ctx: StepContext) -> dict[str, str]:
+    """Return id -> sha256 of the content, of every patch that will be in place at the launch."""
+    if "stage" not in ctx.results:
+        return standing_contents(ctx)
+    staged = ctx.data_of("stage").get("contents") or {}
+    return {str(key): str(value) for key, value in staged.items()}
 
 
 def refusal(judgement: Judgement) -> Finding:

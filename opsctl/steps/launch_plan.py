@@ -14,6 +14,7 @@ from opsctl.domain.launch import (
     log_path,
 )
 from opsctl.domain.speculation import PATCH, Resolution, resolve
+from opsctl.errors import ConfigError
 from opsctl.patch_library import load_library
 from opsctl.steps.base import StepContext
 from opsctl.templates import render_list
@@ -56,12 +57,20 @@ def survey_environment(ctx: StepContext) -> dict[str, str]:
 
 def full_environment(ctx: StepContext, plan: LaunchPlan) -> dict[str, str]:
     """Return the environment of the launch, secrets resolved now. Raises ConfigError for a missing one."""
-    base = base_environment(ctx.run_id, ctx.server_name, ctx.server.python)
+    base = base_environment(plan.run, ctx.server_name, ctx.server.python)
     given = {
-        name: value if isinstance(value, str) else value.resolve()
-        for name, value in ctx.server.env.items()
+        name: secret_of(ctx, name) if value == SECRET else value
+        for name, value in plan.public_env.items()
     }
-    return {**base, **given, **plan.added_env}
+    return {**base, **given}
+
+
+def secret_of(ctx: StepContext, name: str) -> str:
+    """Resolve the site's reference for ``name`` now."""
+    found = ctx.server.env.get(name)
+    if found is None or isinstance(found, str):
+        raise ConfigError(f"the site has no secret for {name}", subject=ctx.server_name)
+    return found.resolve()
 
 
 def resolve_speculation(ctx: StepContext, version: str | None) -> Resolution | None:
@@ -111,7 +120,6 @@ def make_launch_plan(
         package_version=(interpreter or {}).get("package_version"),
         gpu_model=gpu_model,
         files={CONFIG: wish.config} if wish and wish.config else {},
-        added_env=added_env,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from opsctl.agent.read import read_gpus, read_host
+from opsctl.domain.launch import back_id
 from opsctl.errors import SafetyRefusal
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
@@ -70,7 +71,8 @@ def overtaken_by(
     records: list[dict[str, Any]], run: str, begun_s: float
 ) -> Mapping[str, Any] | None:
     """Return a launch of another run that was asked for after this run began; None without one."""
-    later = [one for one in records if one["run"] != run and one["asked_s"] > begun_s]
+    ours = (run, back_id(run))
+    later = [one for one in records if one["run"] not in ours and one["asked_s"] > begun_s]
     return later[0] if later and begun_s else None
 
 

@@ -1,13 +1,23 @@
-"""After a failed launch: leave the server for inspection, or stop it, as the site says; and say so."""
+"""After a failed launch: leave the server for inspection, stop it, or go back; as the site says, and said."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from opsctl.errors import OpsctlError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.gpu_memory import ProveGpuMemory
+from opsctl.steps.rollback import go_back
+from opsctl.steps.stop import StopServer
 
 BAD_STEPS = ("launch", "ready", "smoke")
+WORDS = {
+    "leave": "leave the server for inspection",
+    "stop": "stop it",
+    "rollback": "stop it, and go back to the last attempt that passed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,28 +28,72 @@ class Settle:
     effect = Effect.DESTROY
 
     def describe(self) -> str:
-        return "after a failure: leave the server, or stop it, as the site says"
+        return "after a failure: leave the server, stop it, or go back"
 
     def preview(self, ctx: StepContext) -> list[str]:
-        return [f"after a failed start: {ctx.server.on_failure}"]
+        return [f"after a failed start: {WORDS[ctx.server.on_failure]}"]
 
     def run(self, ctx: StepContext) -> StepResult:
-        bad = [name for name in BAD_STEPS if (r := ctx.results.get(name)) and not r.is_good]
-        if "launch" not in ctx.results or not bad:
+        failed = failed_step(ctx)
+        if failed is None:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing to settle"})
-        return leave(ctx, bad[0])
+        if ctx.server.on_failure == "leave" or ctx.cancelled.is_set():
+            return leave(ctx, failed)
+        stopped = stop(ctx)
+        if not stopped.is_good or ctx.server.on_failure == "stop":
+            return stopped
+        return go_back(ctx)
+
+
+def failed_step(ctx: StepContext) -> str | None:
+    """Return the step of the launch that went wrong; None when nothing was launched or nothing went wrong.
+
+    An end that is not known, or a wait that was interrupted, is no failure: nothing is stopped for it.
+    """
+    if "launch" not in ctx.results:
+        return None
+    bad = (StepOutcome.FAILED, StepOutcome.REFUSED)
+    found = [name for name in BAD_STEPS if (r := ctx.results.get(name)) and r.outcome in bad]
+    return found[0] if found else None
 
 
 def leave(ctx: StepContext, failed: str) -> StepResult:
     """Leave what is there, and say what that is."""
-    found = ctx.session.agent.call(
-        "launch.find", {"state_dir": ctx.server.state_dir, "run": ctx.run_id}, timeout_s=20.0
-    )
-    running = found["state"] == "running"
-    text = (
-        f"{failed} failed; the server is left running for inspection (pid {found['pid']})"
-        if running
-        else f"{failed} failed; no process of this run is left to inspect"
-    )
-    finding = Finding("left-running" if running else "left-down", ctx.server_name, text)
-    return StepResult(StepOutcome.UNCHANGED, findings=(finding,), data={"summary": text})
+    request = {"state_dir": ctx.server.state_dir, "run": ctx.run_id}
+    found = ctx.session.agent.call("launch.find", request, timeout_s=20.0)
+    if found["state"] == "running":
+        text = f"{failed} failed; the server is left running for inspection (pid {found['pid']})"
+        code = "left-running"
+    else:
+        text = f"{failed} failed; no process of this run is left to inspect"
+        code = "left-down"
+    finding = Finding(code, ctx.server_name, text, f"opsctl logs {ctx.server_name}")
+    data = {"summary": text, "state": text}
+    return StepResult(StepOutcome.UNCHANGED, findings=(finding,), data=data)
+
+
+def stop(ctx: StepContext) -> StepResult:
+    """Stop what the failed launch left, and prove its memory."""
+    data: dict[str, Any] = {}
+    findings: tuple[Finding, ...] = ()
+    for step in (StopServer(), ProveGpuMemory()):
+        try:
+            result = step.run(ctx)
+        except OpsctlError as error:
+            text = f"after the failure: {error.message}"
+            result = StepResult(
+                StepOutcome.FAILED,
+                findings=(Finding(error.code, ctx.server_name, text, error.next_step or ""),),
+                exit_code=error.exit_code,
+            )
+        data[step.name] = dict(result.data)
+        findings += result.findings
+        if not result.is_good:
+            text = f"the failed server could not be stopped whole: {step.name}"
+            data |= {"summary": text, "state": text}
+            return StepResult(
+                StepOutcome.FAILED, True, findings, data=data, exit_code=result.exit_code
+            )
+    text = "the failed server was stopped; nothing runs now"
+    data |= {"summary": text, "state": text}
+    return StepResult(StepOutcome.DONE, True, findings, data=data)

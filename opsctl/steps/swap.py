@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.domain.patch import Patch
-from opsctl.errors import CheckFailed
-from opsctl.patch_library import load_library
+from opsctl.domain.patch import Patch, PatchConflictError, order_series
+from opsctl.errors import CheckFailed, SafetyRefusal
+from opsctl.patch_library import find_patch, load_library
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.patch import execute, findings_of, look, prove, target_of
-from opsctl.steps.patch_plan import PatchPlan, plan_apply, plan_revert
+from opsctl.steps.patch_plan import Look, PatchPlan, plan_apply, plan_revert
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What brings a package to a list of patches: at most a revert, then at most an apply."""
+
+    library: Mapping[str, Patch]
+    look: Look | None = None  # None: there is no package, and no wish
+    plans: tuple[PatchPlan, ...] = ()
+    stands: tuple[str, ...] = ()  # all that will be in place afterwards
+
+    @property
+    def moving(self) -> list[PatchPlan]:
+        return [plan for plan in self.plans if plan.changes]
+
+    def contents(self) -> dict[str, str]:
+        """Return id -> sha256 over what each patch that will stand makes of its files."""
+        found = {}
+        for one in self.stands:
+            variant = self.library[one].variant(self.look.version) if self.look else None
+            if variant is not None:
+                text = repr([(file.path, file.after) for file in variant.files])
+                found[one] = hashlib.sha256(text.encode()).hexdigest()
+        return found
+
+    def summary(self) -> str:
+        if self.look is None:
+            return "no package to patch"
+        moves = [f"{plan.action} {', '.join(plan.patches)}" for plan in self.moving]
+        state = f"in place: {', '.join(self.stands)}" if self.stands else "no patch in place"
+        return "; ".join([*moves, state])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +61,17 @@ class StagePatches:
         return []
 
     def run(self, ctx: StepContext) -> StepResult:
-        plans, library = plan_swap(ctx, self.allow_known_bad)
-        if not plans:
-            return StepResult(StepOutcome.UNCHANGED, data={"summary": "no package to patch"})
-        proofs = [prove(ctx.session.agent, plan, staged=True) for plan in plans if plan.changes]
-        stands = plans[-1].after
+        swap = plan_swap(ctx, wanted_patches(ctx), allow_known_bad=self.allow_known_bad)
+        proofs = [prove(ctx.session.agent, plan, staged=True) for plan in swap.moving]
         data: dict[str, Any] = {
-            "contents": contents_of(library, plans[-1]),
-            "transactions": [plan.lines() for plan in plans if plan.changes],
+            "contents": swap.contents(),
+            "transactions": [plan.lines() for plan in swap.moving],
             "proofs": proofs,
-            "summary": summary(plans, stands),
+            "summary": swap.summary(),
         }
-        return StepResult(
-            StepOutcome.DONE if proofs else StepOutcome.UNCHANGED,
-            findings=tuple(findings_of(plans[0].look)),
-            data=data,
-        )
+        findings = tuple(findings_of(swap.look)) if swap.look else ()
+        done = StepOutcome.DONE if proofs else StepOutcome.UNCHANGED
+        return StepResult(done, findings=findings, data=data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,72 +93,77 @@ class ApplyPatches:
     def run(self, ctx: StepContext) -> StepResult:
         if "stage" in ctx.results and not ctx.data_of("stage").get("transactions"):
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was staged"})
-        plans, _ = plan_swap(ctx, self.allow_known_bad)
-        if not plans:
-            return StepResult(StepOutcome.UNCHANGED, data={"summary": "no package to patch"})
-        moving = [plan for plan in plans if plan.changes]
-        if not moving:
-            words = summary(plans, plans[-1].after)
-            return StepResult(StepOutcome.UNCHANGED, data={"summary": words})
-        replies = []
-        for plan in moving:
-            ctx.note("patch-intent", {"action": plan.action, "patches": list(plan.patches)})
-            replies.append(execute(ctx.session.agent, plan, ctx.run_id))
-        data = {"transactions": replies, "summary": summary(plans, plans[-1].after)}
+        replies, swap = bring_to(ctx, wanted_patches(ctx), allow_known_bad=self.allow_known_bad)
+        data = {"transactions": replies, "summary": swap.summary()}
+        if not replies:
+            return StepResult(StepOutcome.UNCHANGED, data=data)
         return StepResult(StepOutcome.DONE, changed=True, data=data)
 
 
-def plan_swap(
-    ctx: StepContext, allow_known_bad: bool
-) -> tuple[list[PatchPlan], Mapping[str, Patch]]:
-    """Return what brings the package to the site's list; nothing where there is no package and no wish.
+def bring_to(
+    ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = False
+) -> tuple[list[dict[str, Any]], Swap]:
+    """Do the transactions one after the other, each from a fresh look; return their replies and the state."""
+    replies: list[dict[str, Any]] = []
+    for _ in range(3):  # a revert, an apply, and the look that finds nothing left to do
+        swap = plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
+        if not swap.moving:
+            break
+        plan = swap.moving[0]
+        ctx.note("patch-intent", {"action": plan.action, "patches": list(plan.patches)})
+        replies.append(execute(ctx.session.agent, plan, ctx.run_id))
+    return replies, swap
 
-    A patch that stands and is not on the list is taken away, in a transaction of its own.
-    """
+
+def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = False) -> Swap:
+    """Plan what brings the package to ``wanted`` and what those need; a patch too many goes first."""
     library = load_library()
-    wanted = wanted_patches(ctx)
     if ctx.server.python is None:
-        return [], library
+        return Swap(library)
     target = target_of(ctx.server, ctx.server_name)
     try:
         seen = look(ctx.session.agent, target, library, first=wanted)
     except CheckFailed as error:
         if wanted or error.code != "package-missing":
             raise
-        return [], library  # sglang from a bare source tree: it runs, and nothing in it is patched
-    surplus = [
-        one for one in seen.applied if one not in wanted and not needed(library, one, wanted)
-    ]
-    if surplus and set(wanted) <= set(seen.applied):
-        return [plan_revert(seen, surplus)], library
-    return [plan_apply(seen, library, wanted, allow_known_bad=allow_known_bad)], library
+        return Swap(
+            library
+        )  # sglang from a bare source tree: it runs, and nothing in it is patched
+    plans = []
+    series = series_of(library, wanted)
+    surplus = [one for one in seen.applied if one not in series]
+    if surplus:
+        plans.append(plan_revert(seen, surplus))
+    if set(series) - set(seen.applied):
+        plans.append(plan_apply(seen, library, wanted, allow_known_bad=allow_known_bad))
+    return Swap(library, seen, tuple(plans), tuple(series))
+
+
+def standing_contents(ctx: StepContext) -> dict[str, str]:
+    """Return id -> sha256 of what stands now, for a run that leaves the patches alone."""
+    if ctx.server.python is None:
+        return {}
+    library = load_library()
+    try:
+        seen = look(ctx.session.agent, target_of(ctx.server, ctx.server_name), library)
+    except CheckFailed as error:
+        if error.code != "package-missing":
+            raise
+        return {}
+    return Swap(library, seen, (), seen.applied).contents()
+
+
+def series_of(library: Mapping[str, Patch], wanted: list[str]) -> list[str]:
+    """Return the patches in order, with what they need. Raises UsageError or SafetyRefusal."""
+    for one in wanted:
+        find_patch(dict(library), one)
+    try:
+        return order_series(library, wanted)
+    except PatchConflictError as error:
+        raise SafetyRefusal(str(error), code="patch-excluded") from error
 
 
 def wanted_patches(ctx: StepContext) -> list[str]:
     """Return the site's patches, and those that its speculation wish resolves to."""
     resolved = ctx.data_of("preflight").get("speculation_patches") or []
     return list(dict.fromkeys([*ctx.server.patches, *resolved]))
-
-
-def needed(library: Mapping[str, Patch], one: str, wanted: list[str]) -> bool:
-    """Say whether a wanted patch needs ``one``."""
-    return any(one in library[name].needs for name in wanted if name in library)
-
-
-def contents_of(library: Mapping[str, Patch], plan: PatchPlan) -> dict[str, str]:
-    """Return id -> sha256 over what each standing patch makes of its files, for this package version."""
-    import hashlib
-
-    found = {}
-    for one in plan.after:
-        variant = library[one].variant(plan.look.version) if one in library else None
-        if variant is not None:
-            text = repr([(file.path, file.after) for file in variant.files])
-            found[one] = hashlib.sha256(text.encode()).hexdigest()
-    return found
-
-
-def summary(plans: list[PatchPlan], stands: tuple[str, ...]) -> str:
-    moves = [f"{plan.action} {', '.join(plan.patches)}" for plan in plans if plan.changes]
-    state = f"in place: {', '.join(stands)}" if stands else "no patch in place"
-    return "; ".join([*moves, state])

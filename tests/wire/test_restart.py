@@ -199,3 +199,63 @@ def test_logs_mark_the_first_abnormal_record(ground: Ground) -> None:
 
     assert done.returncode == 0
     assert "starts one" in done.stdout
+
+
+def test_a_failed_server_is_stopped_when_the_site_says_so(ground: Ground) -> None:
+    """on_failure: stop. A half-started server is ended by proof, and that is said."""
+    ground.write_site(
+        faults="never-ready=weights",
+        on_failure="stop",
+        ready={"timeout_s": 60, "stall_s": 3, "generation_s": 5},
+    )
+
+    document = restart(ground)
+
+    assert document["exit_code"] == 60
+    assert document["data"]["state"] == "the failed server was stopped; nothing runs now"  # type: ignore[index]
+    assert ground.mains() == []
+
+
+def test_a_failed_change_is_rolled_back_when_the_site_says_so(ground: Ground) -> None:
+    """on_failure: rollback. The last attempt that passed runs again; the run is still a failure."""
+    passed = restart(ground)
+    ground.write_site(faults="exit-at-start=3", on_failure="rollback")
+
+    failed = restart(ground)
+
+    assert failed["exit_code"] == 60
+    state = failed["data"]["state"]  # type: ignore[index]
+    assert state.startswith(f"rolled back: the server runs as in run {passed['run']}")
+    assert len(ground.mains()) == 1
+    lines = (ground.host_state / "attempts.jsonl").read_text().splitlines()
+    outcomes = {one["run"]: one["outcome"] for one in map(json.loads, lines)}
+    assert outcomes[str(failed["run"])] == "crashed"
+    assert outcomes[f"{failed['run']}-back"] == "passed"
+
+
+def test_without_a_passed_attempt_there_is_no_way_back(ground: Ground) -> None:
+    """Nothing is made up: it says that nothing runs."""
+    ground.write_site(faults="exit-at-start=3", on_failure="rollback")
+
+    document = restart(ground)
+
+    assert document["exit_code"] == 60
+    assert "no-way-back" in [finding["code"] for finding in document["findings"]]  # type: ignore[attr-defined]
+    assert ground.mains() == []
+
+
+def test_a_crash_under_load_fails_the_restart_with_bracket_and_diagnosis(ground: Ground) -> None:
+    """The incident in small: good at 1 and 2, the shape error above; exit 60, level and arithmetic named."""
+    ground.write_site(
+        faults="crash-above=2", smoke={"levels": [1, 2, 4], "requests": 4, "tokens": 16}
+    )
+
+    document = ground.json("restart", "one", "--yes")
+
+    assert document["exit_code"] == 60
+    assert document["data"]["bracket"] == {"last_good": 2, "first_bad": 4}
+    assert document["data"]["diagnosis"]["category"] == "shape-mismatch"
+    history = ground.json("history", "--failed")["data"]["runs"]
+    assert history[0]["signature"] == document["data"]["diagnosis"]["signature"]
+    refused = ground.json("restart", "one", "--yes")
+    assert refused["exit_code"] == 50

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
-    "attempts": ("launch",),
+    "attempts": ("launch_find",),
     "compute": (),
     "details": ("procfs", "sockets"),
     "evidence": ("procfs",),
     "gpu": ("procfs",),
     "host": ("procfs",),
-    "launch": ("procfs",),
+    "launch": ("launch_find", "procfs"),
+    "launch_find": ("procfs",),
     "leftovers": ("details", "lock", "procfs", "sockets"),
     "lock": ("procfs",),
     "log_read": (),
@@ -30,6 +31,8 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 # operation -> its module, where that is not the first word of the operation's name
 PROVIDERS: dict[str, str] = {
+    "launch.find": "launch_find",
+    "launch.records": "launch_find",
     "process.detail": "details",
     "process.device_holders": "details",
     "process.signal": "signalling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from opsctl.agent.ops import launch
+from opsctl.agent.ops import launch_find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
@@ -17,7 +17,7 @@ MAX_BYTES = 4 << 20
 
 
 def path_of(request: dict[str, Any]) -> str:
-    return os.path.join(launch.state_dir(request), "attempts.jsonl")
+    return os.path.join(launch_find.state_dir(request), "attempts.jsonl")
 
 
 def append(request: dict[str, Any], context: Context) -> dict[str, Any]:
