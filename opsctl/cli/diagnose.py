@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from opsctl.cli.app import App, command, emit
-from opsctl.errors import ConfigError, UsageError
+from opsctl.errors import ConfigError, OpsctlError, UsageError
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
     from opsctl.domain.crash import Context, Diagnosis
+    from opsctl.ledger import Ledger
 
 EXIT_CODES = {"healthy": 0, "notice": 0, "fault": 20, "unknown": 21}
 """20 = looked, and it is bad; 21 = could not tell. Not 60: that is the code of the command that saw the
@@ -65,9 +68,11 @@ def diagnose_command(
     )
     found = read_and_diagnose(app, source, Context(level=level, launch=launch))
     document = make_document(source, found)
+    seen = seen_before(app, found.signature)
+    document.data["seen"] = seen
     if not app.as_json:
         document.findings.clear()  # the text says it all
-    return emit(app, document, lambda: describe(source, found))
+    return emit(app, document, lambda: "\n".join([describe(source, found), *_seen_words(seen)]))
 
 
 def read_and_diagnose(app: App, source: str, context: Context) -> Diagnosis:
@@ -109,13 +114,80 @@ def find_log(app: App, source: str) -> Path:
 
 
 def _log_of_run(app: App, run: str) -> Path | None:
+    """Return the kept log of a run, by its id, a part of it, or ``last``; None without such a run."""
+    name = run if (_runs(app) / run).is_dir() else _full_id(app, run)
+    if name is None:
+        return None
+    for kept in ("server.log", "server.log.gz"):
+        if (_runs(app) / name / kept).is_file():
+            return _runs(app) / name / kept
+    raise UsageError(
+        f"no log was kept for run {name}",
+        next_step=f"see what it recorded: `opsctl show {name}`",
+        code="no-such-log",
+        subject=name,
+    )
+
+
+def _runs(app: App) -> Path:
+    return _state(app) / "runs"
+
+
+def _state(app: App) -> Path:
     from opsctl.cli.app import _default_state_dir
 
-    folder = (app.state_dir or _default_state_dir()) / "runs" / run
-    for name in ("server.log", "server.log.gz"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    return app.state_dir or _default_state_dir()
+
+
+@contextmanager
+def _ledger(app: App) -> Iterator[Ledger | None]:
+    """The ledger when there is one: reading a log never makes one."""
+    if not (_state(app) / "ledger.sqlite").is_file():
+        yield None
+        return
+    from opsctl.ledger import Ledger
+
+    ledger = Ledger.open(_state(app))
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def _full_id(app: App, run: str) -> str | None:
+    with _ledger(app) as ledger:
+        if ledger is None:
+            return None
+        rows = ledger.runs()
+    if run == "last" and rows:
+        return rows[0].id
+    found = [row.id for row in rows if run in row.id]
+    if len(found) > 1:
+        raise UsageError(f"'{run}' fits {len(found)} runs: {', '.join(found[:4])}", subject=run)
+    return found[0] if found else None
+
+
+def seen_before(app: App, signature: str | None) -> list[dict[str, Any]]:
+    """Return the runs of the ledger that ended with this signature, newest first, and their patches."""
+    if signature is None:
+        return []
+    try:
+        with _ledger(app) as ledger:
+            if ledger is None:
+                return []
+            rows = ledger.runs(signature=signature, limit=5)
+            details = [ledger.find(row.id) for row in rows]
+    except OpsctlError:
+        return []  # the log can be judged without the ledger
+    return [
+        {
+            "run": detail.run.id,
+            "server": detail.run.server,
+            "started_s": detail.run.started_s,
+            "patches": sorted((detail.facts.get("content") or {}).get("patches") or {}),
+        }
+        for detail in details
+    ]
 
 
 def make_document(source: str, found: Diagnosis) -> Document:
@@ -158,3 +230,11 @@ def describe(source: str, found: Diagnosis) -> str:
     if found.signature:
         rows.append(f"  signature     {found.signature}")
     return "\n".join(rows)
+
+
+def _seen_words(seen: list[dict[str, Any]]) -> list[str]:
+    words = []
+    for one in seen:
+        patches = f" with patches {', '.join(one['patches'])}" if one["patches"] else ""
+        words.append(f"  seen before   run {one['run']} of {one['server']}{patches}")
+    return words

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from opsctl.cli import run
+from opsctl.ledger import Ledger
 
 CASES = Path(__file__).parents[2] / "data" / "cases"
 SAMPLES = Path(__file__).parents[2] / "data" / "diagnose"
@@ -111,3 +112,65 @@ def test_log_of_a_run_is_found_in_the_state_folder(
     code, body = document(capsys, "r1", "--state", str(tmp_path))
 
     assert (code, body["outcome"]) == (20, "child-died")
+
+
+def test_signature_that_the_ledger_knows_is_told_with_its_run_and_patches(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The next operator learns that this was seen, and what was patched then."""
+    log = str(CASES / "001-graph-bs-plus-one.log")
+    _, first = document(capsys, log, "--state", str(tmp_path))
+    ledger = Ledger.open(tmp_path)
+    ledger.begin(
+        "r7", server="glm5", playbook="restart", at_s=1.0, who="ops", reason=None, inputs={}
+    )
+    ledger.set_facts("r7", {"content": {"patches": {"spec-disable": "ab12"}}}, "f1")
+    ledger.finish(
+        "r7",
+        at_s=2.0,
+        outcome="crashed",
+        exit_code=60,
+        signature=first["data"]["signature"],
+        document={},
+    )
+    ledger.close()
+
+    _, body = document(capsys, log, "--state", str(tmp_path))
+    _, out, _ = call(capsys, log, "--state", str(tmp_path))
+
+    assert first["data"]["seen"] == []
+    assert [(one["run"], one["patches"]) for one in body["data"]["seen"]] == [
+        ("r7", ["spec-disable"])
+    ]
+    assert "seen before   run r7 of glm5 with patches spec-disable" in out
+
+
+def test_run_is_found_by_a_part_of_its_id_and_by_last(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As `opsctl show` finds it; a run without a kept log says so."""
+    ledger = Ledger.open(tmp_path)
+    for at_s, name in enumerate(("20261129-aa11", "20261130-bb22")):
+        ledger.begin(
+            name, server="glm5", playbook="restart", at_s=at_s, who="ops", reason=None, inputs={}
+        )
+    ledger.close()
+    kept = tmp_path / "runs" / "20261130-bb22" / "server.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("Fatal Python error: Segmentation fault\n")
+
+    found = [
+        document(capsys, name, "--state", str(tmp_path))[1]["outcome"] for name in ("bb22", "last")
+    ]
+    code, _, err = call(capsys, "aa11", "--state", str(tmp_path))
+
+    assert found == ["child-died", "child-died"]
+    assert code == 2
+    assert "no log was kept" in err
+
+
+def test_reading_a_log_makes_no_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A look leaves nothing behind."""
+    document(capsys, str(CASES / "001-graph-bs-plus-one.log"), "--state", str(tmp_path))
+
+    assert list(tmp_path.iterdir()) == []
