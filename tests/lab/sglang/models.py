@@ -18,9 +18,9 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor
 def write(folder: Path) -> tuple[Path, Path]:
     """Write both models into ``folder`` and return their paths, target first."""
     target, draft = folder / TARGET, folder / DRAFT
-    _write_model(target, _config(LAYERS, architectures=["LlamaForCausalLM"]))
+    write_model(target, _config(LAYERS, architectures=["LlamaForCausalLM"]))
     eagle = _config(1, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=VOCABULARY)
-    _write_model(draft, eagle)
+    write_model(draft, eagle)
     return target, draft
 
 
@@ -54,7 +54,8 @@ def _config(layers: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def _write_model(folder: Path, config: dict[str, Any]) -> None:
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    """Write a model's config and a tokenizer with one word per token: ``t5`` is token 5."""
     folder.mkdir(parents=True, exist_ok=True)
     special = [
         {
@@ -79,7 +80,7 @@ def _write_model(folder: Path, config: dict[str, Any]) -> None:
         "decoder": None,
         "model": {
             "type": "WordLevel",
-            "vocab": {f"t{number}": number for number in range(VOCABULARY)},
+            "vocab": {f"t{number}": number for number in range(config["vocab_size"])},
             "unk_token": "t0",
         },
     }
@@ -89,7 +90,7 @@ def _write_model(folder: Path, config: dict[str, Any]) -> None:
         "eos_token": "t2",
         "unk_token": "t0",
         "pad_token": "t0",
-        "model_max_length": CONTEXT,
+        "model_max_length": config["max_position_embeddings"],
         "chat_template": CHAT_TEMPLATE,
     }
     files = {

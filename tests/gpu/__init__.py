@@ -1,0 +1,1 @@
+"""Real SGLang on a real GPU, driven by opsctl itself; see README.md."""

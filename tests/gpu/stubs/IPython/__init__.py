@@ -1,0 +1,1 @@
+"""Imported by SGLang's entry point, never used by a server."""

@@ -1,0 +1,1 @@
+"""Imported by SGLang's multimodal code, never used here."""
