@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import Figure
 
-NAMES = ("start_up", "agent_echo", "scan", "status")
+NAMES = ("start_up", "agent_echo", "scan", "status", "fleet")
 
 
 def main(names: list[str]) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import opsctl.agent
 from opsctl.agent import client
 from opsctl.agent.client import RemoteAgent, connect
-from opsctl.agent.ops import procfs
+from opsctl.agent.ops import gpu
 from opsctl.agent.read import (
     gpus_of,
     read_details,
@@ -269,6 +270,13 @@ def test_a_missing_package_and_a_missing_interpreter_are_told(agent: RemoteAgent
     assert "did not answer" in hangs
 
 
+def kept_code(folder: Path) -> Path:
+    """Return where an agent keeps the compiled code of this folder's pynvml."""
+    nvml = Path(opsctl.agent.__file__).with_name("nvml.py")
+    sources = [(folder / "pynvml.py").read_bytes(), nvml.read_bytes()]
+    return Path(gpu.cache_path(*(hashlib.sha256(source).hexdigest() for source in sources)))
+
+
 @contextmanager
 def agent_with_nvml(folder: Path, code: str) -> Iterator[RemoteAgent]:
     """Start an agent that gets real pynvml with ``code`` appended, and finds some library to load."""
@@ -287,9 +295,7 @@ def agent_with_nvml(folder: Path, code: str) -> Iterator[RemoteAgent]:
         client._digest_frame.cache_clear()
         with connect(LocalTransport()) as agent:
             yield agent
-    digest = hashlib.sha256((folder / "pynvml.py").read_bytes()).hexdigest()
-    for path in Path(procfs.runtime_directory()).glob(f"pynvml-{digest[:16]}*"):
-        path.unlink()
+    kept_code(folder).unlink(missing_ok=True)
     client._resource_frame.cache_clear()
     client._digest_frame.cache_clear()
 
@@ -331,8 +337,7 @@ def test_compiled_code_is_kept_and_a_damaged_copy_is_not_believed(tmp_path: Path
     code = "def nvmlDeviceGetCount(): return 0"
     with agent_with_nvml(tmp_path, code) as agent:
         assert read_gpus(agent).state == "no-devices"
-        digest = hashlib.sha256((tmp_path / "pynvml.py").read_bytes()).hexdigest()
-        (kept,) = Path(procfs.runtime_directory()).glob(f"pynvml-{digest[:16]}*")
+        kept = kept_code(tmp_path)
         whole = kept.read_bytes()
         for damage in (whole, whole[:-1], b""):
             kept.write_bytes(damage)

@@ -42,7 +42,7 @@ PROVIDERS: dict[str, str] = {
 }
 
 # resources that are sent only when the module asks for them: they are large, and it may have a copy
-ON_DEMAND = frozenset({"pynvml"})
+ON_DEMAND = frozenset({"opsctl.agent.nvml", "pynvml"})
 
 # module -> files of other packages that it gets as data (an importable module's source)
 RESOURCES: dict[str, tuple[str, ...]] = {

@@ -24,6 +24,8 @@ POLL_INTERVAL_S = 0.02
 MAX_STUCK = 2  # children that hang in the driver and cannot even be killed
 MAX_XIDS = 50
 
+# pynvml imports ctypes.util and string for one function each (which it calls on Windows only, and for
+# names of errors); with their own imports they are half of the child's start, so they get stand-ins.
 CHILD = """\
 import marshal,os,sys,types,zlib
 os.umask(0o77)
@@ -46,18 +48,24 @@ def module(name,code):
  sys.modules[name]=made
  exec(code,made.__dict__)
  return made
+def stand_in(name,**items):
+ made=types.ModuleType(name)
+ made.__dict__.update(items)
+ sys.modules[name]=made
+stand_in("ctypes.util",find_library=None)
+stand_in("string",capwords=lambda s,sep: sep.join(w.capitalize() for w in s.split(sep)))
 first=receive()
-code=first["code"] and marshal.loads(first["code"])
-if not code:
- code=compile(first["source"],"pynvml","exec")
- data=marshal.dumps(code)
+codes=first["code"] and marshal.loads(first["code"])
+if not codes:
+ codes=[compile(first[name],name,"exec") for name in ("pynvml","nvml")]
+ data=marshal.dumps(codes)
  try:
   temporary=first["cache"]+".%d"%os.getpid()
   with open(temporary,"xb") as f: f.write(b"%12d"%zlib.crc32(data)+data)
   os.replace(temporary,first["cache"])
  except OSError: pass
-module("pynvml",code)
-module("nvml",compile(first["nvml"],"nvml","exec")).main(receive,reply)
+module("pynvml",codes[0])
+module("nvml",codes[1]).main(receive,reply)
 """
 
 
@@ -164,22 +172,27 @@ def collected(pid: int) -> bool:
 
 
 def child(context: Context) -> Child:
-    """Return the agent's one child; pynvml comes compiled from the cache, or from the client."""
+    """Return the agent's one child; its code comes from the cache, or from the client."""
     if "nvml" not in context.held:
-        name = "pynvml-%s.%s" % (context.digest("pynvml")[:16], sys.implementation.cache_tag)
-        path = os.path.join(procfs.runtime_directory(), name)
+        path = cache_path(context.digest("pynvml"), context.digest("opsctl.agent.nvml"))
         code = cached(path)
         if code is None:
             drop_older(path)
         sources = {
-            "nvml": context.resource("opsctl.agent.nvml"),
-            "source": None if code else context.resource("pynvml"),
+            "nvml": None if code else context.resource("opsctl.agent.nvml"),
+            "pynvml": None if code else context.resource("pynvml"),
             "code": code,
             "cache": path,
         }
         context.held.setdefault("nvml", Child(sources))
     kept: Child = context.held["nvml"]
     return kept
+
+
+def cache_path(*digests: str) -> str:
+    """Return where the compiled code of these two sources is kept for this Python."""
+    name = "nvml-%s.%s" % ("-".join(one[:12] for one in digests), sys.implementation.cache_tag)
+    return os.path.join(procfs.runtime_directory(), name)
 
 
 def cached(path: str) -> bytes | None:
@@ -206,7 +219,7 @@ def drop_older(path: str) -> None:
     except OSError:
         return
     for name in names:
-        if name.startswith("pynvml-") and name.endswith(tail):
+        if name.startswith("nvml-") and name.endswith(tail):
             try:
                 os.unlink(os.path.join(folder, name))
             except OSError:
