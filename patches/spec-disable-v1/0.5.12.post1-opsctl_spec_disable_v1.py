@@ -1,0 +1,27 @@
+"""Known-bad: the incident's first attempt at decoding without drafts in EAGLEWorker. Kept to reproduce its crash.
+
+It hands the target one token per request and no spec_info. The cache slots are still those of the step before,
+and a speculating server has captured graphs for the verify step only, num_draft_tokens rows per request.
+"""
+
+import torch
+
+from sglang.srt.managers.utils import GenerationBatchResult
+
+
+def too_many(worker, batch):
+    threshold = worker.server_args.speculative_disable_batch_threshold
+    return threshold is not None and batch.batch_size() > threshold
+
+
+def decode(worker, batch):
+    draft = batch.spec_info
+    bonus = draft.bonus_tokens if hasattr(draft, "bonus_tokens") else draft.verified_id
+    batch.input_ids = bonus.to(torch.int64)
+    batch.spec_info = None
+    out = worker.target_worker.forward_batch_generation(batch.get_model_worker_batch())
+    return GenerationBatchResult(
+        logits_output=out.logits_output,
+        next_token_ids=out.next_token_ids,
+        can_run_cuda_graph=out.can_run_cuda_graph,
+    )
