@@ -101,7 +101,9 @@ def decode(
             continue
         if isinstance(document, dict):
             documents.append((at_s, document))
-    if rest.strip():
+    if rest.rstrip(b"\r\n") == b"[DONE]":
+        reply.done = True  # its blank line is missing: some servers close right after the marker
+    elif rest.strip():
         reply.broken = reply.broken or rest[:80].decode("utf-8", "replace")
     for _, document in documents:
         if "error" in document or "choices" not in document:
