@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import Figure
 
-NAMES = ("start_up", "agent_echo", "scan", "status", "fleet")
+NAMES = ("start_up", "agent_echo", "scan", "status", "stop", "fleet")
 
 
 def main(names: list[str]) -> int:

@@ -230,6 +230,7 @@ def _seconds(stopped: StepResult, memory: StepResult) -> dict[str, Any]:
     return {
         "ending": None if ending is None else round(ending, 3),
         "last_exit_at": last,
+        "proven_at": memory.data.get("proven_at"),
         "proven_after_last_exit": proven,
     }
 

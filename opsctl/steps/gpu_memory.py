@@ -53,6 +53,7 @@ class ProveGpuMemory:
         learned = learn(ctx, poll.report, verdict, poll.stays)
         data = memory_data(verdict, before, poll.free_after_s)
         data["proven_after_exit_s"] = _since(ctx.live.pop(LAST_EXIT_KEY, None), poll.proven_at_s)
+        data["proven_at"] = poll.proven_wall_s
         data["learned"] = sorted(learned)
         data["summary"] = memory_summary(verdict)
         good = verdict.exit_code == 0

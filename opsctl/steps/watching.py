@@ -111,7 +111,7 @@ class MemoryPoll:
         judge: the decision, made here and not by the agent.
         verdict: the newest.
         free_after_s: GPU UUID -> seconds after the poll began when it became free (and stayed so).
-        proven_at_s: monotonic clock here when all was proven free.
+        proven_at_s: monotonic clock here when all was proven free; ``proven_wall_s`` since the epoch.
     """
 
     agent: Agent
@@ -125,6 +125,7 @@ class MemoryPoll:
     verdict: MemoryVerdict | None = None
     free_after_s: dict[str, float] = field(default_factory=dict)
     proven_at_s: float | None = None
+    proven_wall_s: float | None = None
     _began_s: float = 0.0
     _end_s: float = 0.0
     _processes_gone: threading.Event = field(default_factory=threading.Event)
@@ -231,7 +232,7 @@ class MemoryPoll:
             and self.verdict.exit_code == 0
         )
         if proven and self.proven_at_s is None:
-            self.proven_at_s = time.monotonic()
+            self.proven_at_s, self.proven_wall_s = time.monotonic(), time.time()
         return proven
 
     def _take(self, event: dict[str, Any]) -> None:
