@@ -27,7 +27,8 @@ pids = [int(word) for word in sys.argv[1:]]
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
 nvml.nvmlInit_v2()
 class Memory(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint)] + [(n, ctypes.c_ulonglong) for n in "total reserved free used".split()]
+    _fields_ = [("version", ctypes.c_uint)]
+    _fields_ += [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
 handles = []
 for index in range(8):
     handle = ctypes.c_void_p()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opsctl.session import ServerSession
     from opsctl.steps.base import StepContext, StepResult
     from opsctl.steps.stop import StopServer
@@ -81,10 +84,8 @@ def stop(
       opsctl stop glm5 --dry-run      the whole picture, nothing changed
       opsctl stop glm5 --yes --json   for a script
     """
-    from opsctl.steps.stop import StopServer
-
-    step = StopServer(grace_s=grace, drain_s=drain, evict=evict)
-    return _run(app, server, step, "stop", timeout, sweep)
+    options = {"grace_s": grace, "drain_s": drain, "evict": evict}
+    return _run(app, server, options, "stop", timeout, sweep)
 
 
 @command("kill", changes=True)
@@ -98,13 +99,11 @@ def kill(app: App, server: str, timeout: float | None, evict: tuple[int, ...], s
     and the server's own cleaning up, so shared memory may stay (see --sweep). Use it when the
     server hangs and nobody waits for its answers; otherwise `opsctl stop` does the same with grace.
     """
-    from opsctl.steps.stop import StopServer
-
-    return _run(app, server, StopServer(hard=True, evict=evict), "kill", timeout, sweep)
+    return _run(app, server, {"hard": True, "evict": evict}, "kill", timeout, sweep)
 
 
 def _run(
-    app: App, name: str, step: StopServer, verb: str, timeout_s: float | None, sweep: bool
+    app: App, name: str, options: dict[str, Any], verb: str, timeout_s: float | None, sweep: bool
 ) -> int:
     from opsctl.session import open_session
     from opsctl.site import load_site
@@ -113,20 +112,34 @@ def _run(
     site = load_site(app.site_path)
     site.server(name)
     with open_session(site, name) as session:
+        started = _start_agents(session)
+        from opsctl.steps.stop import StopServer  # loaded while the hosts are connected
+
+        step = StopServer(**options)
         ctx = context_of(app, session, verb)
+        for error in started().values():
+            raise error
         if app.dry_run:
-            _warm(session)
             return _dry_run(app, ctx, step, verb, sweep)
         record = StopRecord(app.state(), ctx.run_id, verb, name, ctx.who)
-        _warm(session)
         return _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
 
 
-def _warm(session: ServerSession) -> None:
-    """Start all agents at once."""
-    errors = session.hosts.warm(session.host_names())
-    for error in errors.values():
-        raise error
+def _start_agents(session: ServerSession) -> Callable[[], dict[str, OpsctlError]]:
+    """Start all agents in the background; the function returned waits for them."""
+    errors: dict[str, OpsctlError] = {}
+
+    def start() -> None:
+        errors.update(session.hosts.warm(session.host_names()))
+
+    starting = threading.Thread(target=start, daemon=True, name="start-agents")
+    starting.start()
+
+    def wait() -> dict[str, OpsctlError]:
+        starting.join()
+        return errors
+
+    return wait
 
 
 def context_of(app: App, session: ServerSession, verb: str) -> StepContext:

@@ -1,10 +1,16 @@
-"""Writing a stop down in the ledger: opened while the agents start, so that nobody waits for it."""
+"""Writing a stop down in the ledger, without making anybody wait for the database to be loaded.
+
+The intent is a small file, written before the first signal; the ledger is opened while the server ends, and
+takes the run over. An intent that is left was cut: the next stop gives it to the ledger as it is.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,54 +20,47 @@ from opsctl.output import Document, Finding
 if TYPE_CHECKING:
     from opsctl.ledger import Ledger
 
+FOLDER = "stops"
+
 
 class StopRecord:
     """The run of one stop. A ledger that cannot take it is told, and does not keep a server running."""
 
     def __init__(self, state: Path, run: str, verb: str, server: str, who: str) -> None:
         self.run = run
-        self.findings: list[Finding] = []
-        self._verb, self._server, self._who = verb, server, who
         self._state = state
+        self._intent: dict[str, Any] = {"server": server, "verb": verb, "who": who}
         self._ledger: Ledger | None = None
-        self._begun = False
+        self._findings: list[Finding] = []
+        self._opening: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Write the intent durably, and begin to open the ledger."""
+        self._intent["at_s"] = time.time()
+        try:
+            write_intent(self._state / FOLDER, self.run, self._intent)
+        except OSError as error:
+            self._miss(f"{self._state}: {error.strerror}", "make room or name another --state")
         self._opening = threading.Thread(target=self._open, daemon=True, name="ledger")
         self._opening.start()
 
-    def begin(self) -> None:
-        """Write the intent, before the first signal."""
-        self._opening.join(30.0)
-        order: dict[str, Any] = {"command": self._verb, "playbook": "stop", "given": {}}
-        order["deadline_s"] = None
-        with self._told():
-            if self._ledger is not None:
-                self._ledger.begin(
-                    self.run,
-                    server=self._server,
-                    playbook="stop",
-                    at_s=time.time(),
-                    who=self._who,
-                    reason=f"opsctl {self._verb}",
-                    inputs=order,
-                )
-                self._begun = True
-
     def end(self, document: Document) -> None:
         """Write the outcome, and give the document the run's id."""
-        outcome = "done" if document.exit_code == 0 else "failed"
-        if self._begun:
-            document.run = self.run
-        self._finish(outcome, document)
-        document.findings.extend(self.findings)
+        document.run = self.run
+        self._finish("done" if document.exit_code == 0 else "failed", document)
+        document.findings.extend(self._findings)
 
     def cut(self, outcome: str, exit_code: int) -> None:
         """Write that the stop ended before its result was known."""
-        self._finish(outcome, Document(self._verb, outcome, exit_code, self.run))
+        self._finish(outcome, Document(str(self._intent["verb"]), outcome, exit_code, self.run))
 
     def _finish(self, outcome: str, document: Document) -> None:
-        if self._ledger is None or not self._begun:
+        if self._opening is None:
             return
-        with self._told():
+        self._opening.join(30.0)
+        if self._ledger is None:
+            return
+        try:
             self._ledger.finish(
                 self.run,
                 at_s=time.time(),
@@ -70,32 +69,52 @@ class StopRecord:
                 signature=None,
                 document=json.loads(document.to_json()),
             )
+        except OpsctlError as error:
+            self._miss(error.message, error.next_step or "")
         self._ledger.close()
 
     def _open(self) -> None:
         from opsctl.ledger import Ledger
 
-        with self._told():
-            self._ledger = Ledger.open(self._state)
+        try:
+            ledger = Ledger.open(self._state)
+            for path in sorted((self._state / FOLDER).glob("*.json")):
+                take_over(ledger, path)
+            self._ledger = ledger
+        except OpsctlError as error:
+            self._miss(error.message, error.next_step or "")
 
-    def _told(self) -> _Told:
-        return _Told(self)
+    def _miss(self, why: str, step: str) -> None:
+        text = f"this stop is not recorded: {why}"
+        self._findings.append(Finding("not-recorded", self.run, text, step))
 
 
-class _Told:
-    """Turns an error of the ledger into a finding."""
+def write_intent(folder: Path, run: str, intent: Mapping[str, Any]) -> None:
+    """Write one intent so that it survives a crash of opsctl and of this machine."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = folder / f"{run}.tmp"
+    with open(temporary, "w") as out:
+        json.dump(dict(intent), out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, folder / f"{run}.json")
 
-    def __init__(self, record: StopRecord) -> None:
-        self._record = record
 
-    def __enter__(self) -> None:
-        """Begin to listen for errors."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, OpsctlError):
-            return False
-        text = f"this stop is not recorded: {error.message}"
-        self._record.findings.append(
-            Finding("not-recorded", self._record.run, text, error.next_step or "")
+def take_over(ledger: Ledger, path: Path) -> None:
+    """Begin an intent's run in the ledger, and remove the intent; a damaged one is removed."""
+    try:
+        intent = json.loads(path.read_text())
+        verb = intent["verb"]
+        order = {"command": verb, "playbook": "stop", "given": {}, "deadline_s": None}
+        ledger.begin(
+            path.stem,
+            server=intent["server"],
+            playbook="stop",
+            at_s=intent["at_s"],
+            who=intent["who"],
+            reason=f"opsctl {verb}",
+            inputs=order,
         )
-        return True
+    except (ValueError, KeyError, FileNotFoundError):
+        pass  # another stop took it over, or a crash of the machine cut it
+    path.unlink(missing_ok=True)
