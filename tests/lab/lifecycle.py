@@ -39,6 +39,7 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
         record = instance.ready_record()
         if record and (record.mode, record.fleet, record.sources) == wanted:
             if not fleet:
+                _write_sites(instance)  # SGLang may have been installed since
                 Lab(instance, record).restore()
             return record
         if record and (record.mode, record.fleet) != wanted[:2]:
@@ -76,14 +77,18 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
         for host in hosts.HOSTS:
             gpus.create(instance.gpu_dirs / host.name, host.name)
         access.write_client_files(instance, hosts.ssh_hosts())
-        instance.site_file.write_text(site.hosts_site(instance))
-        instance.demo_file.write_text(site.demo_site(instance))
+        _write_sites(instance)
     with _keeper(instance, record) as commit:
         _build_inside(instance, record)
         record.phase, record.seconds = "ready", round(time.monotonic() - started, 1)
         instance.write_record(record)
         os.write(commit, b"y")
     return record
+
+
+def _write_sites(instance: Instance) -> None:
+    instance.site_file.write_text(site.hosts_site(instance))
+    instance.demo_file.write_text(site.demo_site(instance))
 
 
 @contextmanager

@@ -72,8 +72,8 @@ class Layer:
     hostname: str
     services: list[str] = field(default_factory=list)
 
-    def create(self) -> None:
-        """Make the layer: empty folders, identity, units."""
+    def create(self, shown: str | None = None) -> None:
+        """Make the layer: empty folders, identity, units; ``shown`` names one not to be emptied."""
         self.upper.mkdir(parents=True, exist_ok=True)
         self.upper.chmod(0o755)
         strangers = [
@@ -82,7 +82,8 @@ class Layer:
             if entry.is_dir() and not entry.is_symlink() and entry.name not in DISTRIBUTION
         ]
         for path in (*strangers, *EMPTY):
-            self.empty(path)
+            if path != shown:
+                self.empty(path)
         for path, mode in (("root", 0o700), ("tmp", 0o1777), ("var/tmp", 0o1777)):
             (self.upper / path).chmod(mode)
         for path in ("proc", "sys", "dev"):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from tests.lab import gpus
 from tests.lab.instance import Instance
+
+REAL_VERSION = "0.5.12.post1"
+HELD_MIB = 40960  # lab GPU memory that a real scheduler holds on each GPU
 
 HOSTS_SITE = """\
 # The lab. pve1 and ct129 are one machine; node1 is pve1 under its other address, as a GPU host often
@@ -51,25 +58,65 @@ hosts:
   gpu1: {{ssh: root@10.77.1.2, config_file: {config}, known_hosts: {known}}}
   ct129: {{pct: 129, via: pve1}}
 servers:
-  glm5:
-    host: ct129
-    gpus: {{host: pve1, select: all, expect: 8}}
-    port: 30000
-    python: /opt/sglang/bin/python
-    model: /models/GLM-5-NVFP4
-    args: {{tp: 8, host: 0.0.0.0}}
-    smoke: {{levels: [1, 2, 5, 10]}}
 """
+STAND_IN = {
+    "port": 30000,
+    "python": "/opt/sglang/bin/python",
+    "model": "/models/GLM-5-NVFP4",
+    "args": {"tp": 8, "host": "0.0.0.0"},
+}
 
 
 def hosts_site(instance: Instance) -> str:
-    """Return opsctl.yaml of a lab with hosts."""
-    return HOSTS_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    """Return opsctl.yaml of a lab with hosts; with real SGLang too, where it is installed."""
+    text = HOSTS_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    for name, port, eagle in (("real", 30010, False), ("real-eagle", 30011, True)):
+        server = real_server(instance, port, eagle)
+        if server:
+            text += _server(name, server, "node1")
+    return text
 
 
 def demo_site(instance: Instance) -> str:
-    """Return demo.yaml: the same world without the odd corners that tests need."""
-    return DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    """Return demo.yaml: one server, real SGLang with EAGLE-3 where it is installed."""
+    text = DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    return text + _server("glm5", real_server(instance, 30000, True) or STAND_IN, "pve1")
+
+
+def real_server(instance: Instance, port: int, eagle: bool) -> dict[str, Any] | None:
+    """Return how the site file launches real SGLang on the CPU in ct129, None where it is not built."""
+    from tests.lab.sglang import environment, launch
+
+    prefix = instance.cache / "sglang"
+    if not environment.is_built(prefix, REAL_VERSION):
+        return None
+    hold = ",".join(f"{index}:{HELD_MIB}" for index in range(gpus.COUNT))
+    start = launch.launch(REAL_VERSION, port, eagle=eagle, hold=hold, host="0.0.0.0", prefix=prefix)
+    flags = _flags(start.argv[3:])
+    model = flags.pop("model-path")
+    del flags["port"]
+    return {"port": port, "python": start.argv[0], "model": model, "args": flags, "env": start.env}
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    """Return a command line's flags as the site file writes them; a flag without a value is true."""
+    flags: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--")
+            flags[name] = True
+        else:
+            flags[name] = int(word) if word.isdigit() else word
+    return flags
+
+
+def _server(name: str, server: dict[str, Any], owner: str) -> str:
+    """Return one entry of ``servers``; its values are JSON, which is YAML and needs no library."""
+    gpu_set = {"host": owner, "select": "all", "expect": gpus.COUNT}
+    whole = {"host": "ct129", "gpus": gpu_set, **server, "smoke": {"levels": [1, 2, 5, 10]}}
+    rows = [f"    {key}: {json.dumps(value)}" for key, value in whole.items()]
+    return "\n".join([f"  {name}:", *rows, ""])
 
 
 def fleet_site(instance: Instance, addresses: list[str]) -> str:

@@ -40,14 +40,22 @@ def install(layer: Layer, instance: Instance) -> None:
     layer.put("etc/lxc/default.conf", "lxc.net.0.type = empty\n")
 
 
-def shared_folders(instance: Instance) -> list[Path]:
-    """Return what every host and container sees, read only, under its path on this machine.
+def shared_folders(instance: Instance, vmid: int | None = None) -> list[Path]:
+    """Return what a host or container sees, read only, under its path on this machine.
 
     The cache holds the environments of real SGLang; they were made with the interpreter that runs the
-    lab, so that one is there as well when it is not the distribution's.
+    lab, so that one is there as well when it is not the distribution's. Container 129 is to patch
+    SGLang: it has the cache in its own root file system, copied on write, where that can be.
     """
     own = Path(sys.base_prefix).resolve()
-    return [instance.cache, *([] if own.is_relative_to("/usr") else [own])]
+    cache = [] if vmid == SYSTEMD_CT and _cache_is_below_the_root(instance) else [instance.cache]
+    return [*cache, *([] if own.is_relative_to("/usr") else [own])]
+
+
+def _cache_is_below_the_root(instance: Instance) -> bool:
+    """Say whether the lower layer of a container, this machine's root, contains the cache."""
+    cache = instance.cache
+    return cache.is_relative_to("/var/cache") and cache.stat().st_dev == Path("/").stat().st_dev
 
 
 def container_config(instance: Instance, vmid: int) -> str:
@@ -62,7 +70,7 @@ def container_config(instance: Instance, vmid: int) -> str:
         "mp1: /var/lib/lab-gpu,mp=/var/lib/lab-gpu",
         *(
             f"mp{number}: {path},mp={path},ro=1"
-            for number, path in enumerate(shared_folders(instance), 2)
+            for number, path in enumerate(shared_folders(instance, vmid), 2)
         ),
         _network(vmid),
         "ostype: debian",
@@ -80,7 +88,7 @@ def container_config(instance: Instance, vmid: int) -> str:
 def build_container(instance: Instance, vmid: int) -> None:
     """Fill the layer of a container; `pct start` mounts it on the node."""
     layer = Layer(instance.run_dir / "hosts/pve1/images" / str(vmid) / "upper", f"ct{vmid}")
-    layer.create()
+    layer.create(shown="var/cache" if vmid == SYSTEMD_CT else None)
     layer.put("etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 ct{vmid}\n10.77.1.1 pve1\n")
     layer.add_users([], "")
     layer.put("var/lib/lab-gpu-view", "processes hidden\n")
