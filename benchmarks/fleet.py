@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measure import Figure, in_turns, process
 
 HOSTS = int(os.environ.get("OPSCTL_BENCH_HOSTS", "100"))
 LAB = os.environ.get("OPSCTL_LAB", "opsctl-lab") + "-fleet"
-INSIDE = "OPSCTL_LAB_INSIDE"
 
 
 def run() -> list[Figure]:
     """Bring a fleet up in a lab of its own, measure inside its network, and take it down."""
-    if os.environ.get(INSIDE):
-        return measure()
     if os.geteuid() != 0:
         print("fleet: skipped, the lab's hosts need root")
         return []
     env = {**os.environ, "OPSCTL_LAB": LAB}
     lab = [sys.executable, "-m", "tests.lab"]
+    inside = [*lab, "run", "--", sys.executable, "-m", "benchmarks.fleet", str(HOSTS)]
+    quiet = {"env": env, "check": True, "stdout": subprocess.PIPE, "timeout": 900}
     try:
-        subprocess.run([*lab, "up", "--fleet", str(HOSTS)], env=env, check=True, timeout=300)
-        subprocess.run(
-            [*lab, "run", "--", sys.executable, "-m", "benchmarks", "fleet"], env=env, timeout=600
-        )
+        subprocess.run([*lab, "up", "--fleet", str(HOSTS)], **quiet)
+        measured = subprocess.run(inside, **quiet).stdout
     finally:
-        subprocess.run([*lab, "down"], env=env, timeout=120)
-    return []  # printed by the process inside
+        subprocess.run([*lab, "down"], **quiet)
+    return [Figure(**figure) for figure in json.loads(measured)]
 
 
-def measure() -> list[Figure]:
+def measure(count: int) -> list[Figure]:
     """Measure every tool as a whole process over the same hosts."""
-    names = [f"h{number}" for number in range(1, HOSTS + 1)]
+    names = [f"h{number}" for number in range(1, count + 1)]
     ours = process([sys.executable, "-m", "opsctl", "status", "--json"])
     figures = []
     for title, argv, limit in peers(names):
         mine, theirs = in_turns(ours, process(argv), 3)
-        figures.append(Figure(f"status of {HOSTS} hosts / {title}", mine, theirs, limit))
+        figures.append(Figure(f"status of {count} hosts / {title}", mine, theirs, limit))
     return figures
 
 
@@ -50,9 +49,13 @@ def peers(names: list[str]) -> list[tuple[str, list[str], float]]:
     found = [("fabric group", [sys.executable, "-m", "benchmarks.fleet_peer", *names], 1.0)]
     config = str(Path.home() / ".ssh/config")
     if shutil.which("clush"):
-        clush = ["clush", "-o", f"-F {config}", "-f", str(HOSTS), "-w", ",".join(names)]
+        clush = ["clush", "-o", f"-F {config}", "-f", str(len(names)), "-w", ",".join(names)]
         found.append(("clush", [*clush, "uname -nr; cat /proc/sys/kernel/random/boot_id"], 1.0))
     if shutil.which("pyinfra"):
         pyinfra = ["pyinfra", ",".join(names), "exec", "--", "uname -nr"]
         found.append(("pyinfra", pyinfra, 1.0))
     return found
+
+
+if __name__ == "__main__":
+    print(json.dumps([asdict(figure) for figure in measure(int(sys.argv[1]))]))
