@@ -6,7 +6,7 @@ import sys
 
 from fabric import Config, ThreadingGroup
 
-# what status shows of a host: identity, system, container, each GPU's memory, health and holders
+# what status shows: the host, each GPU and its holders, every process, leftovers, the server's package
 FACTS = """
 cat /proc/sys/kernel/random/boot_id; uname -nr; id -u; getconf CLK_TCK; date +%s.%N
 readlink /proc/self/ns/pid; test -d /run/systemd/system && echo systemd; cat /run/systemd/container
@@ -14,7 +14,13 @@ python3 --version; cat /proc/driver/nvidia/version
 what=index,uuid,name,memory.total,memory.used,memory.reserved,temperature.gpu,utilization.gpu
 nvidia-smi --query-gpu=$what --format=csv,noheader
 nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader
-ls -l /dev/nvidia* /dev/shm; ls /run/opsctl
+for p in /proc/[0-9]*; do
+  cat $p/stat $p/status $p/cgroup; tr '\\0' ' ' < $p/cmdline; readlink $p/exe $p/ns/pid
+done 2>/dev/null
+cat /proc/net/tcp /proc/net/tcp6; ls -l /dev/shm /run/opsctl
+/opt/sglang/bin/python -c "
+import importlib.metadata as m, importlib.util as u
+print(m.version('sglang'), u.find_spec('sglang').origin)"
 """
 
 

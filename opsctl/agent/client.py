@@ -7,6 +7,7 @@ import collections
 import hashlib
 import importlib.util
 import json
+import marshal
 import secrets
 import threading
 import time
@@ -236,7 +237,7 @@ class RemoteAgent:
                 frame = _digest_frame if resource in ON_DEMAND else _resource_frame
                 lines.append(frame(resource))
                 self._loaded.add(resource)
-        lines.append(_module_frame(module))
+        lines.append(_module_frame(module, self.hello.get("magic")))
         self._loaded.add(module)
         return lines
 
@@ -384,10 +385,14 @@ def _clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-@lru_cache(maxsize=32)
-def _module_frame(name: str) -> bytes:
-    path = Path(__file__).parent / "ops" / f"{name}.py"
-    return _load_frame({"load": name}, path.read_bytes())
+@lru_cache(maxsize=128)
+def _module_frame(name: str, magic: str | None) -> bytes:
+    """Return an operation module as a load frame: compiled for a host whose bytecode is ours too."""
+    source = (Path(__file__).parent / "ops" / f"{name}.py").read_bytes()
+    if magic != importlib.util.MAGIC_NUMBER.hex():
+        return _load_frame({"load": name}, source)
+    code = compile(source, f"opsctl-agent:{name}", "exec", dont_inherit=True)
+    return _load_frame({"load": name, "magic": magic}, marshal.dumps(code))
 
 
 @lru_cache(maxsize=4)

@@ -4,8 +4,8 @@ Standard library only, Python 3.8 or newer. The client (``client.py``) starts it
 objects with it, one per line:
 
 - to the agent: ``{"load": NAME, "z": base64 of zlib}`` a module or a resource (or only its ``"digest"``: it
-  can be asked for with ``{"need": NAME}``); ``{"id", "op", "module",
-  "request", "timeout_s"}`` an operation; ``{"cancel": ID}``.
+  can be asked for with ``{"need": NAME}``); a module comes compiled where both sides run the same Python;
+  ``{"id", "op", "module", "request", "timeout_s"}`` an operation; ``{"cancel": ID}``.
 - from the agent, after one marker line: ``{"protocol": 1, "id", "ok": true, "facts": {...}}``, or ``"ok":
   false, "error": {"kind", "detail"}``; and ``{"id", "event": {...}}`` while an operation goes on.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import marshal
 import os
 import select
 import sys
@@ -174,6 +175,7 @@ class Agent:
             "python": "%d.%d.%d" % sys.version_info[:3],
             "executable": sys.executable,
             "silence_s": self._silence_s,
+            "magic": sys.modules["_frozen_importlib_external"].MAGIC_NUMBER.hex(),
         }
 
     def _write(self, data: bytes) -> None:
@@ -224,7 +226,11 @@ class Agent:
         module = types.ModuleType(full)
         sys.modules[full] = module
         try:
-            exec(compile(source, "opsctl-agent:" + name, "exec"), module.__dict__)
+            if "magic" in frame:
+                code = marshal.loads(source)
+            else:
+                code = compile(source, "opsctl-agent:" + name, "exec")
+            exec(code, module.__dict__)
         except Exception as error:  # noqa: BLE001 - told to the caller of its operations
             self._load_errors[name] = "%s: %s" % (type(error).__name__, error)
             return

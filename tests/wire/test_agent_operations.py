@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -222,6 +223,21 @@ def test_a_bound_port_is_named_with_its_process(agent: RemoteAgent) -> None:
 
     assert [(one.path, one.owner_pid) for one in bound] == [(f"tcp:{port}", os.getpid())]
     assert free == []
+
+
+def test_a_port_is_found_in_a_table_of_many_pages(agent: RemoteAgent) -> None:
+    """/proc/net/tcp comes in short reads: the last record counts as much as the first."""
+    with contextlib.ExitStack() as stack:
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(120)]
+        for server in servers:
+            stack.enter_context(server)
+        ports = [server.getsockname()[1] for server in servers]
+        (mine,) = read_details(agent, [os.getpid()])
+        bound = [one for one in read_leftovers(agent, ports=ports[:40]) if one.kind == "port"]
+
+    assert mine.listening_ports is not None
+    assert set(ports) <= set(mine.listening_ports)
+    assert len(bound) == 40
 
 
 def test_jit_locks_tell_a_baton_from_a_flock(agent: RemoteAgent, tmp_path: Path) -> None:

@@ -25,11 +25,20 @@ PLACES = (
     "~/.local/lib/python3*/site-packages",
 )
 
-# runs in the server's interpreter: find_spec of a top-level name imports nothing
+# Runs in the server's interpreter: find_spec of a top-level name imports nothing, and what is installed is
+# read from its folder's name and files, for importlib.metadata alone would cost more than all the rest.
 PROBE = """\
-import importlib.metadata as m, importlib.util as u, json, os, sys
+import importlib.util as u, json, os, sys
 name = sys.argv[1]
+wanted = name.replace("-", "_").lower()
 out = {"version": None, "location": None, "editable": None, "record": None, "others": []}
+def field(path, key):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            for line in f:
+                if not line.strip(): return None
+                if line.startswith(key + ":"): return line.partition(":")[2].strip()
+    except OSError: return None
 try:
     spec = u.find_spec(name.replace("-", "_"))
 except (ImportError, ValueError):
@@ -37,20 +46,31 @@ except (ImportError, ValueError):
 if spec is not None:
     places = list(spec.submodule_search_locations or [])
     out["location"] = places[0] if places else os.path.dirname(spec.origin or "")
-wanted = name.replace("_", "-").lower()
-found = [d for d in m.distributions() if (d.metadata["Name"] or "").replace("_", "-").lower() == wanted]
-for number, dist in enumerate(found):
-    path = os.path.realpath(str(getattr(dist, "_path", "")))
+seen = []
+for place in sys.path:
+    try:
+        entries = sorted(os.listdir(place or "."))
+    except OSError:
+        continue
+    for entry in entries:
+        stem, kind = os.path.splitext(entry)
+        if kind not in (".dist-info", ".egg-info"): continue
+        if stem.split("-")[0].replace(".", "_").lower() != wanted: continue
+        path = os.path.realpath(os.path.join(place, entry))
+        if path not in seen: seen.append(path)
+for number, path in enumerate(seen):
     if number:
         out["others"].append(path)
         continue
-    out["version"] = dist.version
+    meta = os.path.join(path, "METADATA" if path.endswith(".dist-info") else "PKG-INFO")
+    out["version"] = field(meta, "Version")
     out["record"] = os.path.join(path, "RECORD")
+    out["editable"] = path.endswith(".egg-info")
     try:
-        url = json.loads(dist.read_text("direct_url.json") or "{}")
-    except ValueError:
-        url = {}
-    out["editable"] = bool(url.get("dir_info", {}).get("editable"))
+        with open(os.path.join(path, "direct_url.json")) as f:
+            out["editable"] = bool(json.load(f).get("dir_info", {}).get("editable"))
+    except (OSError, ValueError):
+        pass
 out["executable"] = sys.executable
 out["python"] = "%d.%d.%d" % sys.version_info[:3]
 out["prefix"] = sys.prefix

@@ -74,13 +74,13 @@ def read_row(pid: int, strings: Strings) -> list[Any] | None:
     head = [pid, stat.ppid, stat.state, stat.start_ticks, stat.session]
     if stat.kernel_thread:  # it has none of the rest
         return [*head, 0, stat.comm, [], strings.number(""), [pid], None, None]
-    status = procfs.read("/proc/%d/status" % pid)
+    status = procfs.read_record("/proc/%d/status" % pid)
     if status is None:
         return None
     base, head[2] = procfs.living_face(pid, stat)
     uid, ns_pids = procfs.parse_status(status)
-    argv = procfs.parse_argv(procfs.read(base + "cmdline") or b"")
-    cgroup = procfs.parse_cgroup(procfs.read(base + "cgroup") or b"")
+    argv = procfs.parse_argv(procfs.read_record(base + "cmdline") or b"")
+    cgroup = procfs.parse_cgroup(procfs.read_record(base + "cgroup") or b"")
     namespace = procfs.readlink(base + "ns/pid")
     exe = procfs.readlink(base + "exe")
     numbers = [strings.number(value) for value in (cgroup, namespace, exe)]

@@ -6,6 +6,7 @@ import os
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PF_KTHREAD = 0x00200000
+READ_BYTES = 1 << 16
 
 
 class Stat:
@@ -38,24 +39,38 @@ def text(data: bytes) -> str:
 
 
 def read(path: str) -> bytes | None:
-    """Return a file's bytes, or None when it is not there or not ours to read."""
+    """Return a file's bytes, or None when it is not there or not ours to read.
+
+    Tables of many records (net/tcp, maps) come in reads of less than a page each; only an empty one ends.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    parts: list[bytes] = []
+    try:
+        while not parts or parts[-1]:
+            parts.append(os.read(fd, READ_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def read_record(path: str) -> bytes | None:
+    """Return one of the files of a process that the kernel gives in a single read, as ``read`` does."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        data = os.read(fd, 65536)
-        if len(data) < 4096:  # procfs gives up to a page at once; a short read was all of it
-            return data
-        parts = [data]
-        while data:
-            data = os.read(fd, 1 << 20)
-            parts.append(data)
-        return b"".join(parts)
+        data = os.read(fd, READ_BYTES)
     except OSError:
         return None
     finally:
         os.close(fd)
+    return data if len(data) < READ_BYTES else read(path)
 
 
 def readlink(path: str) -> str | None:
@@ -136,7 +151,7 @@ def boot_id() -> str:
 
 def read_stat(pid: int) -> Stat | None:
     """Return what ``parse_stat`` reads of one process, None when there is no such process."""
-    return parse_stat(read("/proc/%d/stat" % pid) or b"")
+    return parse_stat(read_record("/proc/%d/stat" % pid) or b"")
 
 
 def living_face(pid: int, stat: Stat) -> tuple[str, str]:
