@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from opsctl.ledger import Ledger
+from opsctl.runner import RESUMABLE
 from tests.wire.ground import Ground, make_ground, wait_for
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(900)]
@@ -64,10 +66,19 @@ def cut(ground: Ground, point: str) -> int:
     return done.returncode
 
 
+def open_runs(ground: Ground) -> list[str]:
+    """Return the runs that the ledger holds as not ended."""
+    ledger = Ledger.open(ground.folder / "state")
+    try:
+        return [row.id for row in ledger.runs() if row.outcome in RESUMABLE]
+    finally:
+        ledger.close()
+
+
 def open_run(ground: Ground) -> str:
-    runs = ground.json("resume")["data"]["runs"]
+    runs = open_runs(ground)
     assert len(runs) == 1, runs
-    return str(runs[0]["id"])
+    return runs[0]
 
 
 def marker(pid: int) -> str:
@@ -97,7 +108,7 @@ def check_continued(ground: Ground, point: str) -> None:
     assert marker(mains[0]) == run, point
     assert {os.getsid(pid) for pid in ground.members()} == {mains[0]}, point
     assert attempts_of(ground, run)[-1] == "passed", point
-    assert ground.json("resume")["data"]["runs"] == []
+    assert open_runs(ground) == []
 
 
 @pytest.mark.parametrize("point", FEW)
@@ -109,12 +120,15 @@ def test_a_cut_run_is_continued(ground: Ground, point: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_run_may_be_cut_anywhere(ground: Ground) -> None:
     """kill -9 at each boundary and inside each step that acts; each cut run replaces the one before."""
+    ground.write_site(smoke={"levels": [1], "requests": 1, "tokens": 2})
     assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
     missed = []
 
     for point in [*BOUNDARIES, *INSIDE]:
+        print(point, flush=True)
         try:
             check_continued(ground, point)
         except pytest.skip.Exception:
@@ -241,6 +255,16 @@ def test_ctrl_c_once_finishes_the_step_and_says_where_things_are(ground: Ground)
     resumed = ground.json("resume", document["run"], "--yes")
     assert resumed["outcome"] == "done"
     assert len(ground.mains()) == 1
+
+
+def test_resume_alone_lists_what_is_open(ground: Ground) -> None:
+    """Nothing is open, then one run is, by id, server and reason."""
+    assert ground.json("resume")["data"]["runs"] == []
+
+    cut(ground, "begin:look")
+
+    runs = ground.json("resume")["data"]["runs"]
+    assert [(run["server"], run["outcome"]) for run in runs] == [("one", None)]
 
 
 def test_a_finished_run_is_not_resumed(ground: Ground) -> None:

@@ -1,0 +1,98 @@
+"""The script for a runbook and the CI example are run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.wire.ground import ROOT, Ground, make_ground
+
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with make_ground(tmp_path) as made:
+        yield made
+
+
+def environment(ground: Ground) -> dict[str, str]:
+    """Return an environment in which ``opsctl`` is this checkout, with the ground's site and state."""
+    programs = ground.folder / "bin"
+    programs.mkdir(exist_ok=True)
+    program = programs / "opsctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m opsctl "$@"\n')
+    program.chmod(0o755)
+    return {
+        **ground.environment(),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "OPSCTL_SITE": str(ground.site),
+        "XDG_STATE_HOME": str(ground.folder / "xdg"),
+    }
+
+
+def oncall(ground: Ground, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "playbooks" / "oncall" / "restart.sh"), *words],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=environment(ground),
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def test_the_oncall_script_restarts_and_says_what_to_do_next(ground: Ground) -> None:
+    """Good, refused without a yes, crashed: opsctl's exit code, and a last line for a tired reader."""
+    good = oncall(ground, "one", "3 a.m. page", "--yes", "--no-smoke")
+    unasked = oncall(ground, "one", "3 a.m. page", "--no-smoke")
+    ground.write_site(faults="exit-at-start=3")
+    bad = oncall(ground, "one", "3 a.m. page", "--yes", "--no-smoke")
+
+    assert good.returncode == 0, good.stderr
+    assert "proven: one runs" in good.stderr
+    assert unasked.returncode == 50
+    assert bad.returncode == 60
+    assert "opsctl logs one" in bad.stderr
+    assert oncall(ground).returncode != 0
+
+
+def test_each_step_of_the_ci_example_runs(ground: Ground) -> None:
+    """Config check, plan, restart, smoke, artefacts: as written in the file."""
+    job = yaml.safe_load((ROOT / "docs" / "ci-example.yml").read_text())["jobs"]["restart"]
+    env = {**environment(ground), "SERVER": "one", "REASON": "nightly"}
+
+    for step in job["steps"]:
+        if "run" not in step:
+            continue
+        done = subprocess.run(
+            ["sh", "-e", "-c", step["run"]],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=env,
+            cwd=ground.folder,
+            check=False,
+        )
+        assert done.returncode == 0, (step["name"], done.stdout, done.stderr)
+
+    kept = {path.name for path in (ground.folder / "artefacts").iterdir()}
+    restart = json.loads((ground.folder / "artefacts" / "restart.json").read_text())
+    assert kept >= {
+        "plan.json",
+        "restart.json",
+        "smoke.json",
+        "smoke.xml",
+        "history.json",
+        "server.log",
+    }
+    assert restart["schema"] == "opsctl.restart/1"
+    assert restart["outcome"] == "done"
