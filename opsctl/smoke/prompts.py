@@ -89,7 +89,7 @@ class PromptMaker:
     def _text(self, rng: random.Random, shape: str, length: int) -> str:
         def task(of: random.Random) -> str:
             a, b = of.sample(SUBJECTS, 2)
-            return of.choice(TASKS).format(a=a, b=b) + f" ({of.randrange(10_000)})"
+            return of.choice(TASKS).format(a=a, b=b) + f" Number {of.randrange(10_000)}"
 
         lead = random.Random(f"{self.seed}/prefix") if shape == "prefix" else rng
         words: list[str] = []
