@@ -20,7 +20,7 @@ clock = time.monotonic
 
 
 async def ours(port: int, concurrency: int, requests: int, tokens: int) -> dict[str, Any]:
-    from opsctl.sglang.client import Endpoint
+    from opsctl.sglang.endpoint import Endpoint
     from opsctl.smoke.load import Job, Level, Limits
     from opsctl.smoke.measure import measure, read_request
     from opsctl.smoke.prompts import Prompt

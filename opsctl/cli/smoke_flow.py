@@ -14,7 +14,7 @@ from opsctl.cli.app import App
 from opsctl.domain.report import LevelReport
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
-from opsctl.sglang.client import Endpoint, parse_url
+from opsctl.sglang.endpoint import Endpoint, parse_url
 from opsctl.smoke.agent_watch import AgentWatch
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report

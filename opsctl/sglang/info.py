@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl.errors import OpsctlError, TransportError, UsageError
-from opsctl.sglang.client import Answer, ConnectFailed, Ended, Endpoint, ask
+from opsctl.sglang.client import Answer, ConnectFailed, Ended, ask
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.metrics import parse_metrics, running_of_loads
 
 ROUTES = {

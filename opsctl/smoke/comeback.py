@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from opsctl.domain.report import Outcome
 from opsctl.errors import CheckFailed, OpsctlError
-from opsctl.sglang.client import Endpoint
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.info import read_info
 from opsctl.smoke.bracket import Bisection, Restart, bisect
 from opsctl.smoke.run import Options, SmokeReport

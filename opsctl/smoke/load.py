@@ -20,11 +20,11 @@ from opsctl.sglang.client import (
     ConnectFailed,
     Connection,
     Ended,
-    Endpoint,
     Exchange,
     Pulse,
     connect,
 )
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.stream import decode
 from opsctl.smoke.prompts import Prompt
 

@@ -6,14 +6,11 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from opsctl.domain.report import LevelReport, Outcome, bracket_of
+from opsctl.domain.report import LevelReport, Outcome
 from opsctl.errors import SafetyRefusal, UsageError
-from opsctl.output import Finding
-from opsctl.sglang.client import Endpoint
 from opsctl.sglang.info import (
     ROUTES,
     ServerInfo,
@@ -22,11 +19,13 @@ from opsctl.sglang.info import (
     read_running,
     wrong_key,
 )
-from opsctl.smoke.judge import ACCEPT_DROP, Answer, Book
+from opsctl.smoke.findings import add_findings, metrics_change
+from opsctl.smoke.judge import Book
 from opsctl.smoke.levels import PROFILES, Profile, derive_levels, way_down
 from opsctl.smoke.load import Job, Level, Limits, RawLevel, Sign, raise_descriptor_limit
 from opsctl.smoke.measure import Request, measure, read_request
 from opsctl.smoke.prompts import Prompt, PromptMaker, make_prompts, request_body
+from opsctl.smoke.result import Options, SmokeReport
 from opsctl.smoke.watch import Verdict, Watch, confirm, is_listening
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,87 +36,6 @@ MIXED = ("short", "long", "prefix", "plain")
 ABORT_AFTER_CHUNKS = 3
 
 OnEvent = Callable[[str, dict[str, Any]], None]
-
-
-@dataclass(slots=True)
-class Options:
-    """Everything that decides a run; two runs with equal options send the same requests."""
-
-    endpoint: Endpoint
-    api: str | None = None
-    model: str | None = None
-    levels: tuple[int, ...] | None = None
-    profile: str = "quick"
-    requests: int | None = None
-    tokens: int | None = None
-    seconds: float = 0.0
-    prompt_kind: str | None = None
-    prompt_tokens: int = 64
-    own_prompts: tuple[Prompt, ...] = ()
-    seed: int = 1
-    stall_s: float = 30.0
-    startup_s: float = 120.0
-    allow_live: bool = False
-    drift: float = 0.5
-    slo: Mapping[str, float] = field(default_factory=dict)
-    shapes: tuple[str, ...] = ()  # mix these into every level instead of the one mixed level
-    down: bool | None = None
-    mixed: bool | None = None
-    idle_s: float | None = None
-    threshold: int | None = None  # disable_above of the speculation, where known
-    reference: Mapping[str, Answer] | None = None
-    go_on: bool = False  # climb on after a failed (not crashed) level
-
-
-@dataclass(slots=True)
-class SmokeReport:
-    """What one run found."""
-
-    options: Options
-    info: ServerInfo
-    levels: list[LevelReport] = field(default_factory=list)
-    down: list[LevelReport] = field(default_factory=list)
-    mixed: LevelReport | None = None
-    wanted: tuple[int, ...] = ()
-    answers: dict[str, Answer] = field(default_factory=dict)
-    evidence: dict[str, Any] = field(default_factory=dict)
-    diagnosis: dict[str, Any] | None = None
-    bisection: dict[str, Any] | None = None
-    findings: list[Finding] = field(default_factory=list)
-    interrupted: bool = False
-    seconds: float = 0.0
-    warmup_s: float | None = None
-
-    @property
-    def all_levels(self) -> list[LevelReport]:
-        mixed = [self.mixed] if self.mixed is not None else []
-        return [*self.levels, *mixed, *self.down]
-
-    @property
-    def bracket(self) -> dict[str, int | None] | None:
-        """Return last good and first bad level; a bisection's where there was one."""
-        if self.bisection is not None:
-            return {name: self.bisection[name] for name in ("last_good", "first_bad")}
-        return bracket_of(self.levels)
-
-    @property
-    def outcome(self) -> str:
-        """Return the worst of the levels, in the order of their exit codes."""
-        outcomes = {level.outcome for level in self.all_levels}
-        for bad in (Outcome.CRASHED, Outcome.HUNG, Outcome.FAILED):
-            if bad in outcomes:
-                return bad.value
-        if self.interrupted:
-            return "interrupted"
-        if Outcome.NOT_MEASURED in outcomes or not self.levels:
-            return Outcome.NOT_MEASURED.value
-        return Outcome.PASSED.value
-
-    @property
-    def exit_code(self) -> int:
-        if self.interrupted:
-            return 130
-        return {"crashed": 60, "hung": 60, "failed": 70, "not-measured": 75}.get(self.outcome, 0)
 
 
 def run_smoke(
@@ -186,7 +104,7 @@ class Smoke:
         report.interrupted = self._interrupted.is_set()
         report.answers = dict(self._book.answers)
         report.seconds = time.monotonic() - started
-        _add_findings(report, self._book)
+        add_findings(report, self._book)
         return report
 
     async def look(self) -> SmokeReport:
@@ -348,7 +266,7 @@ class Smoke:
         if level.outcome in (Outcome.PASSED, Outcome.FAILED):
             await self._stay_idle(level)
         if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
-            level.server = _metrics_change(before, await read_metrics(self.options.endpoint))
+            level.server = metrics_change(before, await read_metrics(self.options.endpoint))
         self._on_event("level-end", {"level": level, "requests": requests})
         return level
 
@@ -482,84 +400,4 @@ def _is_final(level: LevelReport) -> bool:
     return not (level.outcome is Outcome.NOT_MEASURED and "late by" in level.reason)
 
 
-def _metrics_change(
-    before: Mapping[str, float], after: Mapping[str, float] | None
-) -> dict[str, Any]:
-    change: dict[str, Any] = {
-        "before": dict(before),
-        "after": None if after is None else dict(after),
-    }
-    if after is not None:
-        for name in ("retractions", "generation_tokens"):
-            if name in before and name in after:
-                change[name] = after[name] - before[name]
-    return change
-
-
-def _add_findings(report: SmokeReport, book: Book) -> None:
-    subject = report.options.endpoint.url
-    measured = [level for level in report.all_levels if level.requests]
-    if not book.deterministic:
-        report.findings.append(
-            Finding(
-                "not-deterministic",
-                subject,
-                "the same prompt gave two answers at temperature 0 without load: answers are not compared",
-            )
-        )
-    if any(level.ok and level.tokens is None for level in measured):
-        report.findings.append(
-            Finding("no-usage", subject, "the server sends no usage: token rates are not known")
-        )
-    for level in measured:
-        retracted = level.server.get("retractions")
-        if retracted:
-            report.findings.append(
-                Finding(
-                    "retractions",
-                    f"level {level.concurrency}",
-                    f"{retracted:.0f} requests were retracted and run again: the KV pool was full",
-                    "lower max-running-requests, or give the KV pool more memory",
-                )
-            )
-        if level.accept_ratio is not None and level.accept_ratio < ACCEPT_DROP:
-            report.findings.append(
-                Finding(
-                    "accept-length",
-                    f"level {level.concurrency}",
-                    f"the acceptance length is {level.accept_length:.2f}, "
-                    f"{level.accept_ratio:.0%} of the first level's",
-                    "expected where speculation is switched off by load; otherwise look at the draft",
-                )
-            )
-        if (
-            book.deterministic
-            and level.answers
-            and level.answers["wrong"]
-            and level.outcome is Outcome.PASSED
-        ):
-            report.findings.append(
-                Finding(
-                    "answer-flipped",
-                    f"level {level.concurrency}",
-                    f"{level.answers['wrong']} answers differ from their start, within the allowance "
-                    f"of {level.answers['allowed']['wrong_prompts']} prompts",
-                )
-            )
-        if level.outcome is not Outcome.PASSED:
-            report.findings.append(_level_finding(level))
-
-
-def _level_finding(level: LevelReport) -> Finding:
-    steps = {
-        Outcome.CRASHED: "read the server's log of that moment: opsctl diagnose LOG",
-        Outcome.HUNG: "dump the scheduler's stacks before anything is killed (py-spy dump)",
-        Outcome.FAILED: "",
-        Outcome.NOT_MEASURED: "nothing is claimed about the server; remove the limit and run again",
-    }
-    return Finding(
-        f"level-{level.outcome.value}",
-        f"level {level.concurrency}",
-        level.reason,
-        steps.get(level.outcome, ""),
-    )
+__all__ = ["Options", "Smoke", "SmokeReport", "plan_smoke", "run_smoke"]

@@ -16,7 +16,7 @@ from opsctl.domain.server import ServerIdentity
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.facts import Process, ProcessId
 from opsctl.session import ServerSession
-from opsctl.sglang.client import Endpoint
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.agent_watch import AgentWatch, vital
 from opsctl.smoke.relay import Relay
 

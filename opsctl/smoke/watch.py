@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opsctl.domain.report import Outcome
-from opsctl.sglang.client import ConnectFailed, Ended, Endpoint, Exchange, connect
+from opsctl.sglang.client import ConnectFailed, Ended, Exchange, connect
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.stream import decode
 from opsctl.smoke.load import Sign
 

@@ -11,7 +11,7 @@ from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
 if TYPE_CHECKING:
     from opsctl.session import ServerSession
-    from opsctl.sglang.client import Endpoint
+    from opsctl.sglang.endpoint import Endpoint
     from opsctl.smoke.run import Options, SmokeReport
 
 CAUSES = {"crashed": "crashed", "hung": "hung", "failed": "wrong-answers"}

@@ -15,7 +15,7 @@ import pytest
 
 from opsctl.domain.report import Outcome
 from opsctl.errors import TransportError
-from opsctl.sglang.client import Endpoint
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.relay import Relay
 from opsctl.smoke.run import Options, run_smoke
 from opsctl.transport.local import LocalTransport
