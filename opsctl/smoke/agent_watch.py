@@ -15,7 +15,6 @@ from opsctl.domain.process import shorten
 from opsctl.errors import OpsctlError
 from opsctl.facts import Process
 from opsctl.smoke.load import Sign
-from opsctl.transport.base import Transport
 
 WATCH_S = 86_400.0
 LOG_POLL_S = 0.2
@@ -24,6 +23,7 @@ WINDOW_LINES = 120
 LINES_BEFORE = 15
 DUST_S = 0.5  # what a dying server still writes
 STACKS_S = 5.0
+KERNEL_BEFORE_S = 10.0  # an Xid or the OOM killer speaks shortly before the process is gone
 
 # Ends of a healthy life that a log may show; retractions and "pool is full" lines are none of them.
 CRASH_LINE = re.compile(
@@ -33,6 +33,7 @@ CRASH_LINE = re.compile(
     r"|Fatal Python error|Segmentation fault|terminate called after|watchdog timeout"
     r"|Watchdog caught collective operation timeout"
 )
+KERNEL_TIME = re.compile(r"\[\s*(\d+\.\d+)\]")
 BATCH_LINE = re.compile(r"(Decode|Prefill) batch")
 
 
@@ -63,7 +64,6 @@ class AgentWatch:
     members: Sequence[Process]
     log_agent: Agent | None = None
     log_path: str | None = None
-    host: Transport | None = None  # where py-spy can be run
     gpu_facts: Callable[[], Any] | None = None
     exits: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""  # what the log gained during the run
@@ -148,51 +148,39 @@ class AgentWatch:
         return True
 
     def evidence(self) -> dict[str, Any]:
-        """Return exits, the log's window and last batch line, stacks of what still lives, GPU state."""
+        """Return exits, the log's window and last batch line, what still lives does, GPUs, kernel log."""
         self._stop.wait(DUST_S)
         if self.log_agent is not None and self.log_path is not None and self.problem is None:
             self._read_log()
         lines = self.text.splitlines()
         batches = [line for line in lines if BATCH_LINE.search(line)]
+        alive, kernel = self._look_at_the_living()
+        self.text += "".join(f"\n{line}" for line in kernel)
         return {
             "exits": self.exits,
-            "alive": self._alive(),
+            "alive": alive,
             "log": {"path": self.log_path, "lines": len(lines), "window": _window(lines)},
             "last_batch": batches[-1].strip()[:500] if batches else None,
-            "stacks": self._stacks(),
             "gpu": self._gpus(),
+            "kernel": kernel,
             "problem": self.problem,
         }
 
-    def _alive(self) -> list[dict[str, Any]]:
+    def _look_at_the_living(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return state, wait channel and stacks of what lives, and the kernel's words since the end."""
         gone = {entry["exit"] for entry in self.exits}
-        return [
-            {"pid": m.pid, "name": describe_process(m)}
-            for m in vital(self.members)
-            if m.pid not in gone
-        ]
-
-    def _stacks(self) -> dict[str, str] | str:
-        """Return the stacks of the schedulers that still live, by py-spy where it is installed."""
-        gone = {entry["exit"] for entry in self.exits}
-        stuck = [
-            m
-            for m in vital(self.members)
-            if m.pid not in gone and "scheduler" in (read_title(m.argv) or "")
-        ]
-        if self.host is None or not stuck:
-            return "no scheduler is left to look at"
-        found: dict[str, str] = {}
-        for process in stuck[:2]:
-            pid = str(process.ns_pids[-1] if process.ns_pids else process.pid)
-            try:
-                done = self.host.run(["py-spy", "dump", "--pid", pid], timeout_s=STACKS_S)
-            except OpsctlError as error:
-                return f"no stacks: {error.message}"
-            if done.exit_code != 0:
-                return f"no stacks: {done.stderr.decode(errors='replace').strip()[:200]}"
-            found[describe_process(process)] = done.stdout.decode(errors="replace")[:8000]
-        return found
+        mine = {m.pid for m in self.members} - gone
+        request = {"roots": sorted(mine), "limit_s": STACKS_S}
+        try:
+            found = self.owner.call("evidence.collect", request, timeout_s=STACKS_S + 3.0)
+        except OpsctlError as error:
+            self.problem = self.problem or error.message
+            return [], []
+        alive = [one for one in found["processes"] if one["pid"] in mine]
+        died = [e["monotonic_s"] for e in self.exits if e.get("monotonic_s") is not None]
+        kernel = found["kernel"] or []
+        since = min(died) - KERNEL_BEFORE_S if died else None
+        return alive, [] if since is None else kernel_since(kernel, since)
 
     def _gpus(self) -> Any:
         if self.gpu_facts is None:
@@ -201,6 +189,16 @@ class AgentWatch:
             return self.gpu_facts()
         except OpsctlError as error:
             return f"not read: {error.message}"
+
+
+def kernel_since(lines: Sequence[str], monotonic_s: float) -> list[str]:
+    """Return the lines of dmesg at or after a moment of the host's monotonic clock."""
+    found = []
+    for line in lines:
+        match = KERNEL_TIME.match(line)
+        if match is not None and float(match.group(1)) >= monotonic_s:
+            found.append(line)
+    return found
 
 
 def _window(lines: list[str]) -> list[str]:

@@ -261,13 +261,13 @@ def _evidence(run: Run) -> str:
             f"<details open><summary>log ({escape(str(log.get('path')))})</summary>"
             f"<pre>{escape(window)}</pre></details>"
         )
-    stacks = evidence.get("stacks")
-    if isinstance(stacks, Mapping):
-        for name, stack in stacks.items():
-            parts.append(
-                f"<details><summary>stack of {escape(name)}</summary>"
-                f"<pre>{escape(stack)}</pre></details>"
-            )
+    for process in evidence.get("alive") or []:
+        stacks = [process.get("python_stack"), process.get("kernel_stack"), process.get("wchan")]
+        said = "\n".join(str(stack) for stack in stacks if stack) or "no stack could be read"
+        name = escape(f"{process.get('title')} (state {process.get('state')})")
+        parts.append(f"<details><summary>{name}</summary><pre>{escape(said)}</pre></details>")
+    if evidence.get("kernel"):
+        parts.append(f"<p>kernel log</p><pre>{escape(chr(10).join(evidence['kernel']))}</pre>")
     if evidence.get("gpu"):
         dump = json.dumps(evidence["gpu"], indent=1, default=str)
         parts.append(f"<details><summary>GPUs</summary><pre>{escape(dump)}</pre></details>")

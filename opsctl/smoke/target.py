@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.client import Agent
-from opsctl.agent.read import read_details, read_host, read_processes
+from opsctl.agent.read import read_details, read_gpus, read_host, read_processes
 from opsctl.domain.process import candidates
 from opsctl.domain.protection import View
 from opsctl.domain.selection import select
@@ -71,8 +71,27 @@ def watch_of(session: ServerSession) -> AgentWatch | None:
         members,
         session.agent if log else None,
         log,
-        session.hosts.transport(session.server.host),
+        gpu_facts=lambda: gpu_evidence(session),
     )
+
+
+def gpu_evidence(session: ServerSession) -> dict[str, Any]:
+    """Return what NVML says of each GPU after a crash, and the Xids of the kernel log."""
+    report = read_gpus(session.gpu_agent)
+    return {
+        "state": report.state,
+        "detail": report.detail,
+        "xids": None if report.xids is None else list(report.xids[-20:]),
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "read": gpu.read.value,
+                "used_bytes": gpu.used_bytes,
+                "recovery_action": gpu.recovery_action,
+            }
+            for gpu in report.gpus
+        ],
+    }
 
 
 def _log_of(session: ServerSession, roots: list[Process]) -> str | None:
