@@ -63,15 +63,15 @@ def read_sides(app: App, words: tuple[str, ...]) -> list[Side]:
     Raises:
         UsageError: fewer than two, or a run that does not exist.
     """
+    from opsctl.cli.smoke_record import load_run
     from opsctl.errors import UsageError
     from opsctl.smoke.compare import Side
-    from opsctl.smoke.store import load_result
 
     sides: list[Side] = []
     for word in words:
         name, sign, rest = word.partition("=")
         ids = (rest if sign else word).split(",")
-        loaded = tuple(load_result(app.state(), one) for one in ids)
+        loaded = tuple(load_run(app, one) for one in ids)
         label = name if sign else str(loaded[0].get("label") or loaded[0].get("run") or word)
         if any(side.label == label for side in sides):
             label = str(loaded[0].get("run") or word)

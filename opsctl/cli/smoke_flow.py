@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.cli.app import App
+from opsctl.cli.smoke_record import load_run, record_smoke
 from opsctl.domain.report import LevelReport
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
@@ -32,7 +34,7 @@ from opsctl.smoke.levels import PROFILES, parse_levels
 from opsctl.smoke.prompts import SHAPES, read_prompts
 from opsctl.smoke.report import PlainView, report_data, smoke_document, text_report
 from opsctl.smoke.run import Options, SmokeReport, plan_smoke, run_smoke
-from opsctl.smoke.store import answers_from_json, load_result, new_run_id, save_result
+from opsctl.smoke.store import answers_from_json, new_run_id, save_result
 
 OWN = (
     "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
@@ -53,9 +55,11 @@ class Flow:
     slo: dict[str, float] = field(default_factory=dict)
     against: dict[str, Any] | None = None
     answers: dict[str, Any] | None = None
+    log: str = ""  # what the server's log gained, kept when it explains a bad level
 
     def run(self) -> tuple[Document, Callable[[], str]]:
         self._check()
+        started_s = time.time()
         with ExitStack() as stack:
             if self.app.dry_run:
                 return self._plan(stack)
@@ -74,6 +78,8 @@ class Flow:
             document.outcome = "failed" if gates.exit_code == 70 else "not-measured"
         stored["outcome"] = document.outcome
         save_result(self.app.state(), run, stored)
+        name = self.server or report.options.endpoint.url
+        record_smoke(self.app, document, name, started_s, self.log)
         self._write_files(stored | {"run": run}, gates)
         return document, lambda: text_report(report, run)
 
@@ -94,9 +100,9 @@ class Flow:
         if bool(self.own["min_ratio"]) != (self.own["against"] is not None):
             raise UsageError("--min-ratio and --against go together")
         if self.own["against"] is not None:
-            self.against = load_result(self.app.state(), self.own["against"])
+            self.against = load_run(self.app, self.own["against"])
         if self.own["reference"] is not None:
-            earlier = load_result(self.app.state(), self.own["reference"])
+            earlier = load_run(self.app, self.own["reference"])
             self.answers = answers_from_json(earlier.get("answers"))
             if not self.answers:
                 raise UsageError(f"the run {self.own['reference']} kept no answers")
@@ -224,6 +230,7 @@ class Flow:
         bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
         if bad is not None:
             text = watch.text if watch is not None else ""
+            self.log = self.log or text
             report.diagnosis = diagnose_level(bad, report.info, text, options.threshold)
             add_diagnosis(report, bad)
         return report

@@ -71,6 +71,8 @@ class AgentWatch:
     _stop: threading.Event = field(default_factory=threading.Event)
     _on_sign: Callable[[Sign], None] = lambda sign: None
     _offset: int = 0
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _level_text: str = ""
     _log_sign: bool = False
     _signed: bool = False
 
@@ -127,18 +129,20 @@ class AgentWatch:
     def _read_log(self) -> bool:
         """Take what the log gained; return False when it cannot be read any more."""
         assert self.log_agent is not None
-        try:
-            piece = self.log_agent.call(
-                "log_read.since", {"path": self.log_path, "offset": self._offset}
-            )
-        except OpsctlError as error:
-            self.problem = error.message
-            return False
-        self._offset = piece["offset"]
-        text = piece["text"]
+        with self._reading:
+            try:
+                piece = self.log_agent.call(
+                    "log_read.since", {"path": self.log_path, "offset": self._offset}
+                )
+            except OpsctlError as error:
+                self.problem = error.message
+                return False
+            self._offset = piece["offset"]
+            text = piece["text"]
+            self.text = (self.text + text)[-LOG_LIMIT_CHARS:]
+            self._level_text = (self._level_text + text)[-LOG_LIMIT_CHARS:]
         if not text:
             return True
-        self.text = (self.text + text)[-LOG_LIMIT_CHARS:]
         match = CRASH_LINE.search(text)
         if match is not None and not self._log_sign:
             self._log_sign = True
@@ -146,6 +150,15 @@ class AgentWatch:
             line = text[start : text.find("\n", match.end())].strip()[:200]
             self._on_sign(Sign("log", time.monotonic(), f"the log says: {line}"))
         return True
+
+    def level_log(self) -> str:
+        """Return what the log gained since the last call, read to its end now."""
+        if self.log_agent is None or self.log_path is None or self.problem is not None:
+            return ""
+        self._read_log()
+        with self._reading:
+            piece, self._level_text = self._level_text, ""
+        return piece
 
     def evidence(self) -> dict[str, Any]:
         """Return exits, the log's window and last batch line, what still lives does, GPUs, kernel log."""
@@ -176,7 +189,7 @@ class AgentWatch:
         except OpsctlError as error:
             self.problem = self.problem or error.message
             return [], []
-        alive = [one for one in found["processes"] if one["pid"] in mine]
+        alive = [p for p in found["processes"] if p["pid"] in mine and p["state"] != "Z"]
         died = [e["monotonic_s"] for e in self.exits if e.get("monotonic_s") is not None]
         kernel = found["kernel"] or []
         since = min(died) - KERNEL_BEFORE_S if died else None

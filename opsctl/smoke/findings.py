@@ -25,6 +25,29 @@ def metrics_change(
     return change
 
 
+def batches_of(log: str) -> dict[str, Any]:
+    """Return how many decode lines of a level's log ran in a CUDA graph, and how many did not."""
+    eager = in_graph = 0
+    for line in log.splitlines():
+        if "Decode batch" in line:
+            eager += "cuda graph: False" in line
+            in_graph += "cuda graph: True" in line
+    return {"decode_in_graph": in_graph, "decode_eager": eager} if eager or in_graph else {}
+
+
+def _graph_finding(level: LevelReport, graphs: bool) -> Finding | None:
+    """Say that most batches of a level ran without a graph, on a server that has some."""
+    eager, in_graph = level.server.get("decode_eager", 0), level.server.get("decode_in_graph", 0)
+    if not graphs or eager <= in_graph:
+        return None
+    return Finding(
+        "eager-decode",
+        f"level {level.concurrency}",
+        f"{eager} of {eager + in_graph} decode lines ran without a CUDA graph: slower, not broken",
+        "capture larger graphs (--cuda-graph-max-bs), or lower --max-running-requests",
+    )
+
+
 def add_findings(report: SmokeReport, book: Book) -> None:
     """Add what is worth telling to the report's findings."""
     subject = report.options.endpoint.url
@@ -41,7 +64,11 @@ def add_findings(report: SmokeReport, book: Book) -> None:
         report.findings.append(
             Finding("no-usage", subject, "the server sends no usage: token rates are not known")
         )
+    graphs = any(level.server.get("decode_in_graph") for level in measured)
     for level in measured:
+        slow = _graph_finding(level, graphs)
+        if slow is not None:
+            report.findings.append(slow)
         retracted = level.server.get("retractions")
         if retracted:
             report.findings.append(

@@ -19,7 +19,7 @@ from opsctl.sglang.info import (
     read_running,
     wrong_key,
 )
-from opsctl.smoke.findings import add_findings, metrics_change
+from opsctl.smoke.findings import add_findings, batches_of, metrics_change
 from opsctl.smoke.judge import Book
 from opsctl.smoke.levels import PROFILES, Profile, derive_levels, way_down
 from opsctl.smoke.load import Job, Level, Limits, RawLevel, Sign, raise_descriptor_limit
@@ -254,6 +254,8 @@ class Smoke:
         def make_job(index: int) -> Job:
             return self._job(report.info, self._prompt(report.info, phase, name, index))
 
+        if self._watch is not None:
+            await asyncio.to_thread(self._watch.level_log)
         limits = Limits(self.options.stall_s, max(self.options.startup_s, self.options.stall_s))
         raw = await self._run_level(name, concurrency, (count, make_job), report, limits)
         level, requests = self._measure(raw, report)
@@ -267,6 +269,8 @@ class Smoke:
             await self._stay_idle(level)
         if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             level.server = metrics_change(before, await read_metrics(self.options.endpoint))
+        if self._watch is not None:
+            level.server |= batches_of(await asyncio.to_thread(self._watch.level_log))
         self._on_event("level-end", {"level": level, "requests": requests})
         return level
 

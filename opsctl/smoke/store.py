@@ -20,8 +20,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 def new_run_id(now_s: float | None = None) -> str:
     """Return an id that sorts by time and is unique."""
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_s))
-    return f"smoke-{stamp}-{secrets.token_hex(3)}"
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    return f"{stamp}-{secrets.token_hex(2)}"
 
 
 def save_result(state: Path, run: str, body: dict[str, Any]) -> Path:

@@ -25,6 +25,9 @@ class Watch(Protocol):
     def start(self, on_sign: Callable[[Sign], None]) -> None:
         """Begin to watch; ``on_sign`` is called from another thread, at most once per source."""
 
+    def level_log(self) -> str:
+        """Return what the log gained since the last call; "" where it cannot be read."""
+
     def evidence(self) -> dict[str, Any]:
         """Return what is worth keeping after a crash; takes 10 s at most."""
 

@@ -1,0 +1,129 @@
+"""Writing a smoke run down: in the ledger, with the log that explains it, and what is known of it."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opsctl.cli.app import App
+from opsctl.errors import OpsctlError, UsageError
+from opsctl.output import Document, Finding
+from opsctl.smoke.store import load_result
+
+if TYPE_CHECKING:
+    from opsctl.domain.runs import RunRow
+    from opsctl.ledger import Ledger
+
+KNOWN_ROWS = 3
+
+
+def record_smoke(app: App, document: Document, server: str, started_s: float, log: str) -> None:
+    """Keep the run in the ledger and its log beside it; name earlier runs with the same signature.
+
+    A ledger that cannot take it is told as a finding: the measurement stays valid.
+    """
+    from opsctl.cli.playbook_run import who_am_i
+    from opsctl.ledger import Ledger
+
+    assert document.run is not None
+    signature = (document.data.get("diagnosis") or {}).get("signature")
+    try:
+        ledger = Ledger.open(app.state())
+        try:
+            if signature is not None:
+                document.findings += known_before(ledger, signature)
+            ledger.begin(
+                document.run,
+                server=server,
+                playbook="smoke",
+                at_s=started_s,
+                who=who_am_i(),
+                reason=None,
+                inputs={"profile": document.data.get("profile"), "url": document.data.get("url")},
+            )
+            ledger.finish(
+                document.run,
+                at_s=time.time(),
+                outcome=document.outcome,
+                exit_code=document.exit_code,
+                signature=signature,
+                document=_slim(document),
+            )
+        finally:
+            ledger.close()
+        if log:
+            _keep_log(app.state() / "runs" / document.run, log)
+    except (OpsctlError, OSError) as error:
+        document.findings.append(Finding("not-recorded", str(app.state()), str(error)))
+
+
+def known_before(ledger: Ledger, signature: str) -> list[Finding]:
+    """Return the earlier runs that ended with this signature, as one finding; none without any."""
+    rows: list[RunRow] = ledger.runs(signature=signature, limit=KNOWN_ROWS)
+    if not rows:
+        return []
+    told = [
+        f"{row.id} ({row.server}, {row.playbook}, "
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(row.started_s))})"
+        for row in rows
+    ]
+    return [
+        Finding(
+            "signature-known",
+            signature,
+            f"this crash was seen before: {', '.join(told)}",
+            f"opsctl show {rows[0].id}",
+        )
+    ]
+
+
+def load_run(app: App, name: str) -> dict[str, Any]:
+    """Return a smoke result by name: a smoke of its own, or the smoke inside another run of the ledger.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return load_result(app.state(), name)
+    except UsageError as error:
+        if not (app.state() / "ledger.sqlite").exists():
+            raise
+        found = _from_ledger(app, name)
+        if found is None:
+            raise error from None
+        return found
+
+
+def _from_ledger(app: App, name: str) -> dict[str, Any] | None:
+    from opsctl.ledger import Ledger
+
+    ledger = Ledger.open(app.state())
+    try:
+        detail = ledger.find(name)
+    except UsageError:
+        return None
+    finally:
+        ledger.close()
+    data: Mapping[str, Any] = (detail.document or {}).get("data") or {}
+    for part in (data.get("smoke"), data):
+        if isinstance(part, Mapping) and isinstance(part.get("levels"), list):
+            return {**part, "run": detail.run.id, "label": detail.run.server}
+    return None
+
+
+def _slim(document: Document) -> dict[str, Any]:
+    """Return the document as the ledger keeps it; the whole result is in the smoke folder."""
+    import json
+
+    body: dict[str, Any] = json.loads(document.to_json())
+    body["data"].pop("evidence", None)
+    return body
+
+
+def _keep_log(folder: Path, log: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with gzip.open(folder / "server.log.gz", "wt", encoding="utf-8") as out:
+        out.write(log)
