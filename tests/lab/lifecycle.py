@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.lab import access, cgroups, gpus, hosts, kernel, nvml, packages, site
+from tests.lab import access, cgroups, gpus, hosts, kernel, nvml, packages, rootfs, site
 from tests.lab.enter import run_inside
 from tests.lab.errors import LabError
 from tests.lab.fixture import Lab
@@ -51,6 +51,7 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
             print("lab: the lab's own code changed: building the hosts anew", file=sys.stderr)
         tear_down(instance)
         started = time.monotonic()
+        rootfs.check_machine()
         packages.install(packages.NEEDED)
         try:
             return _build(instance, fleet, started)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab import kernel
+from tests.lab.errors import LabError
 
 # Top folders that belong to the distribution; every other one shows as empty.
 DISTRIBUTION = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32"}
@@ -53,6 +54,21 @@ MASKED_UNITS = (
     *("systemd-journald-audit.socket", "systemd-networkd.service", "systemd-resolved.service"),
     *("dev-hugepages.mount", "sys-kernel-debug.mount", "systemd-tmpfiles-clean.timer"),
 )
+
+
+def check_machine() -> None:
+    """Refuse a machine whose root file system cannot be the lower layer of the hosts.
+
+    Raises:
+        LabError: a part of the distribution is another file system, which an overlay does not follow.
+    """
+    root = Path("/").stat().st_dev
+    apart = [f"/{name}" for name in ("etc", "usr", "var") if Path("/", name).stat().st_dev != root]
+    if apart:
+        raise LabError(
+            f"the lab's hosts are layers over this machine's root file system, and "
+            f"{' and '.join(apart)} is a file system of its own; use --no-root here"
+        )
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ def test_a_process_in_d_state_survives_sigkill_and_keeps_its_memory(clean_lab: L
             assert state_of(clean_lab, "ct129", pid) == "D"
             used = clean_lab.on("pve1", ["/usr/bin/nvidia-smi"]).stdout
             assert " 64MiB" in used
-        wait_until(lambda: state_of(clean_lab, "ct129", pid) == "", 5, "it is gone")
+        wait_until(lambda: state_of(clean_lab, "ct129", pid) == "", 15, "it is gone")
 
 
 @pytest.mark.parametrize("host", ["gpu1", "ct129"])
@@ -98,7 +98,7 @@ def test_a_fleet_is_up_in_seconds_and_its_hosts_are_apart() -> None:
 
         assert len(said) == 9
         assert record.seconds is not None
-        assert record.seconds < 10
+        assert record.seconds < 30
     finally:
         lifecycle.down(instance)
 
