@@ -150,6 +150,7 @@ def execute(agent: Agent, plan: PatchPlan, run_id: str | None = None) -> dict[st
         "root": plan.look.root,
         "action": plan.action,
         "patches": list(plan.patches),
+        "removed": list(plan.removed),
         "version": plan.look.version,
         "run": run_id,
         "files": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opsctl.domain.patch import (
@@ -72,14 +72,21 @@ class PatchPlan:
 
     action: str  # apply or revert
     look: Look
-    patches: tuple[str, ...]  # those that change
+    patches: tuple[str, ...]  # those that are added (apply) or taken away (revert)
     after: tuple[str, ...]  # all that stand afterwards
     changes: tuple[FileChange, ...]
     provable: bool = True  # False: the caller proves by itself
+    removed: tuple[str, ...] = ()  # taken away by the same apply
+
+    def summary(self) -> str:
+        """Say which patches come and go, e.g. ``apply a and revert b``."""
+        words = [f"{self.action} {', '.join(self.patches)}"] if self.patches else []
+        words += [f"revert {', '.join(self.removed)}"] if self.removed else []
+        return " and ".join(words)
 
     def lines(self) -> list[str]:
         """Say exactly what will change, for a person who is to agree."""
-        head = f"{self.action} {', '.join(self.patches)} in {self.look.root} ({self.look.version})"
+        head = f"{self.summary()} in {self.look.root} ({self.look.version})"
         kinds = {True: "add", False: "change"}
         return [head] + [
             f"  {'remove' if c.after is None else kinds[c.before is None]} {c.path}"
@@ -93,7 +100,10 @@ class PatchPlan:
             for c in reversed(self.changes)
         )
         action = "revert" if self.action == "apply" else "apply"
-        return PatchPlan(action, self.look, self.patches, self.look.applied, changes)
+        back = PatchPlan(action, self.look, self.patches, self.look.applied, changes)
+        if not self.removed:
+            return back
+        return replace(back, action="apply", patches=self.removed, removed=self.patches)
 
     @property
     def proof(self) -> dict[str, Any]:
@@ -132,7 +142,7 @@ def plan_apply(
         series = order_series(library, list(wanted))
         order_series(library, [*seen.applied, *(one for one in series if one not in seen.applied)])
     except PatchConflictError as error:
-        raise SafetyRefusal(str(error), code="patch-excluded") from error
+        raise _excluded(error, seen) from error
     missing = [one for one in series if one not in seen.applied]
     for one in missing:
         _refuse_known_bad(library[one], allow_known_bad)
@@ -142,6 +152,44 @@ def plan_apply(
             raise _not_applicable(report)
     after = [*seen.applied, *missing]
     return PatchPlan("apply", seen, tuple(missing), tuple(after), _changes(seen, after, missing))
+
+
+def _excluded(error: PatchConflictError, seen: Look) -> SafetyRefusal:
+    standing = ", ".join(seen.applied)
+    return SafetyRefusal(
+        str(error),
+        next_step=f"{standing} stands there: revert what is in the way first" if standing else None,
+        code="patch-excluded",
+    )
+
+
+def plan_exactly(
+    seen: Look,
+    library: Mapping[str, Patch],
+    wanted: Sequence[str],
+    *,
+    allow_known_bad: bool = False,
+) -> PatchPlan:
+    """Return the one transaction after which ``wanted`` (with their needs) stand, and no other known patch.
+
+    Raises:
+        SafetyRefusal, CheckFailed: as ``plan_apply``.
+    """
+    try:
+        series = order_series(library, list(wanted))
+    except PatchConflictError as error:
+        raise _excluded(error, seen) from error
+    missing = [one for one in series if one not in seen.applied]
+    surplus = [one for one in seen.applied if one not in series]
+    for one in missing:
+        _refuse_known_bad(library[one], allow_known_bad)
+        report = seen.report(one)
+        if report is not None and not report.can_apply:
+            raise _not_applicable(report)
+    changes = _changes(seen, series, [*missing, *surplus])
+    if not missing:
+        return PatchPlan("revert", seen, tuple(surplus), tuple(series), changes)
+    return PatchPlan("apply", seen, tuple(missing), tuple(series), changes, removed=tuple(surplus))
 
 
 def _refuse_known_bad(patch: Patch, allowed: bool) -> None:

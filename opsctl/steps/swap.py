@@ -9,15 +9,16 @@ from typing import Any
 
 from opsctl.domain.patch import Patch, PatchConflictError, order_series
 from opsctl.errors import CheckFailed, SafetyRefusal
+from opsctl.output import Finding
 from opsctl.patch_library import find_patch, load_library
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.patch import execute, findings_of, look, prove, target_of
-from opsctl.steps.patch_plan import Look, PatchPlan, plan_apply, plan_revert
+from opsctl.steps.patch_plan import Look, PatchPlan, plan_exactly
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What brings a package to a list of patches: at most a revert, then at most an apply."""
+    """What brings a package to a list of patches: one transaction, or none."""
 
     library: Mapping[str, Patch]
     look: Look | None = None  # None: there is no package, and no wish
@@ -41,7 +42,7 @@ class Swap:
     def summary(self) -> str:
         if self.look is None:
             return "no package to patch"
-        moves = [f"{plan.action} {', '.join(plan.patches)}" for plan in self.moving]
+        moves = [plan.summary() for plan in self.moving]
         state = f"in place: {', '.join(self.stands)}" if self.stands else "no patch in place"
         return "; ".join([*moves, state])
 
@@ -70,6 +71,11 @@ class StagePatches:
             "summary": swap.summary(),
         }
         findings = tuple(findings_of(swap.look)) if swap.look else ()
+        wrong = [proof["detail"] for proof in proofs if not proof["ok"]]
+        if wrong:
+            failed = [Finding("proof-failed", ctx.server_name, text) for text in wrong]
+            code = CheckFailed.exit_code
+            return StepResult(StepOutcome.FAILED, False, (*findings, *failed), data, code)
         done = StepOutcome.DONE if proofs else StepOutcome.UNCHANGED
         return StepResult(done, findings=findings, data=data)
 
@@ -105,7 +111,7 @@ def bring_to(
 ) -> tuple[list[dict[str, Any]], Swap]:
     """Do the transactions one after the other, each from a fresh look; return their replies and the state."""
     replies: list[dict[str, Any]] = []
-    for _ in range(3):  # a revert, an apply, and the look that finds nothing left to do
+    for _ in range(2):  # the transaction, and the look that finds nothing left to do
         swap = plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
         if not swap.moving:
             break
@@ -129,14 +135,8 @@ def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = Fa
         return Swap(
             library
         )  # sglang from a bare source tree: it runs, and nothing in it is patched
-    plans = []
-    series = series_of(library, wanted)
-    surplus = [one for one in seen.applied if one not in series]
-    if surplus:
-        plans.append(plan_revert(seen, surplus))
-    if set(series) - set(seen.applied):
-        plans.append(plan_apply(seen, library, wanted, allow_known_bad=allow_known_bad))
-    return Swap(library, seen, tuple(plans), tuple(series))
+    plan = plan_exactly(seen, library, wanted, allow_known_bad=allow_known_bad)
+    return Swap(library, seen, (plan,), tuple(series_of(library, wanted)))
 
 
 def standing_contents(ctx: StepContext) -> dict[str, str]:

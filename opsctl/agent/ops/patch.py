@@ -192,10 +192,10 @@ def _applied_ids(root: str, state: str) -> Data:
     last = {}
     for record in files.read_records(state):
         if record.get("root") == root and record.get("outcome") == "done":
-            for one in record["patches"]:
-                last[one] = {
-                    key: record.get(key) for key in ("action", "at", "who", "tx", "version")
-                }
+            about = {key: record.get(key) for key in ("action", "at", "who", "tx", "version")}
+            last.update({one: about for one in record["patches"]})
+            gone = dict(about, action="revert")
+            last.update({one: gone for one in record.get("removed", ())})
     return last
 
 
@@ -287,6 +287,7 @@ def _new_journal(root: str, state: str, request: Data) -> Data:
         "tx": time.strftime("%Y%m%dT%H%M%S-") + uuid.uuid4().hex[:6],
         "action": request["action"],
         "patches": request["patches"],
+        "removed": request.get("removed", []),
         "version": request.get("version"),
         "run": request.get("run"),
         "files": entries,

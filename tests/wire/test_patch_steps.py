@@ -1,0 +1,156 @@
+"""The steps of a run that move a package from one series of patches to another."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.domain.hunks import make_diff, parse_diff
+from opsctl.domain.patch import FilePatch, Patch, PatchStatus, Proof, Variant, digest
+from opsctl.errors import CheckFailed, SafetyRefusal
+from opsctl.patch_trial import HereAgent
+from opsctl.steps.patch import execute, execute_all, look, prove
+from opsctl.steps.patch_plan import Look, PatchPlan, Target, plan_apply, plan_exactly, plan_revert
+from tests.wire.patch_site import FILES, install, snapshot
+
+pytestmark = pytest.mark.wire
+CORE = FILES["core.py"]
+
+
+def make(one: str, old: bytes, new: bytes, status: str = "recommended", **more: Any) -> Patch:
+    """Make a patch of core.py with one file of its own."""
+    changed = CORE.replace(old, new)
+    hunks = parse_diff(make_diff("core.py", CORE, changed))["core.py"]
+    hook = FilePatch("core.py", digest(CORE), digest(changed), hunks)
+    body = f"NAME = {one!r}\n".encode()
+    own = FilePatch(f"{one}.py", None, digest(body), content=body)
+    variant = Variant("==1.0", (hook, own), Proof(imports=("demo.core", f"demo.{one}")))
+    return Patch(one, one, PatchStatus(status), "demo", "demo", (variant,), **more)
+
+
+LIBRARY = {
+    "good": make("good", b"return 1", b"return 10"),
+    "bad": make("bad", b"return 1", b"return 99", "known-bad", reason="99", conflicts=("good",)),
+    "broken": make("broken", b"return 2", b"return = 2"),
+    "top": make("top", b"return 2", b"return 20", needs=("good",)),
+}
+
+
+@dataclass
+class Place:
+    """An installed package, and the agent beside it."""
+
+    root: Path
+    agent: HereAgent
+
+    def look(self) -> Look:
+        target = Target(sys.executable, "/", {"PYTHONPATH": str(self.root.parent)})
+        return look(self.agent, target, LIBRARY, ("demo", "demo"))
+
+    def bring_to(self, *wanted: str, **more: Any) -> PatchPlan:
+        plan = plan_exactly(self.look(), LIBRARY, wanted, **more)
+        execute(self.agent, plan)
+        return plan
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(install(tmp_path / "site"), HereAgent(tmp_path / "state"))
+
+
+def test_a_known_bad_patch_gives_way_to_the_good_one_in_one_transaction(place: Place) -> None:
+    """The incident's way out: both touch the same line, and there is no moment without either."""
+    place.bring_to("bad", allow_known_bad=True)
+
+    plan = place.bring_to("good")
+
+    assert plan.summary() == "apply good and revert bad"
+    assert place.look().applied == ("good",)
+    assert not (place.root / "bad.py").exists()
+
+
+def test_the_way_back_of_a_mixed_transaction_is_exact(place: Place) -> None:
+    """Undoing an apply that also took a patch away brings that patch back."""
+    place.bring_to("bad", allow_known_bad=True)
+    before = snapshot(place.root)
+    plan = place.bring_to("good")
+
+    execute(place.agent, plan.reversed())
+
+    assert snapshot(place.root) == before
+    assert place.look().raw["records"]["good"]["action"] == "revert"
+
+
+def test_an_empty_series_restores_the_package(place: Place) -> None:
+    """A site that wants no patches gets the distributor's bytes."""
+    before = snapshot(place.root)
+    place.bring_to("good", "top")
+
+    plan = place.bring_to()
+
+    assert plan.action == "revert"
+    assert snapshot(place.root) == before
+
+
+def test_what_a_patch_needs_comes_and_stays(place: Place) -> None:
+    """Needs come along, and cannot be pulled away from under a patch that stands."""
+    place.bring_to("top")
+    seen = place.look()
+
+    with pytest.raises(SafetyRefusal, match="top needs good"):
+        plan_revert(seen, ["good"])
+    assert set(seen.applied) == {"good", "top"}
+
+
+def test_an_excluded_patch_names_what_is_in_the_way(place: Place) -> None:
+    """Adding a patch beside its opposite is refused, with the one to revert."""
+    place.bring_to("good")
+
+    with pytest.raises(SafetyRefusal, match="exclude each other") as refused:
+        plan_apply(place.look(), LIBRARY, ["bad"], allow_known_bad=True)
+    assert "good stands there" in (refused.value.next_step or "")
+
+
+def test_a_staged_proof_fails_before_anything_is_stopped(place: Place) -> None:
+    """A patch that breaks the import is found on a shadow; the package is not touched."""
+    before = snapshot(place.root)
+    seen = place.look()
+
+    good = prove(place.agent, plan_exactly(seen, LIBRARY, ["good"]), staged=True)
+    bad = prove(place.agent, plan_exactly(seen, LIBRARY, ["broken"]), staged=True)
+
+    assert good["ok"]
+    assert not bad["ok"]
+    assert "SyntaxError" in bad["detail"]
+    assert snapshot(place.root) == before
+
+
+def test_a_second_package_that_fails_takes_the_first_one_back(tmp_path: Path) -> None:
+    """A series over two packages is all or none as well."""
+    first = Place(install(tmp_path / "one"), HereAgent(tmp_path / "state"))
+    second = Place(install(tmp_path / "two"), first.agent)
+    before = snapshot(first.root), snapshot(second.root)
+    plans = [
+        plan_exactly(first.look(), LIBRARY, ["good"]),
+        plan_exactly(second.look(), LIBRARY, ["broken"]),
+    ]
+
+    with pytest.raises(CheckFailed, match="SyntaxError"):
+        execute_all(first.agent, plans)
+
+    assert (snapshot(first.root), snapshot(second.root)) == before
+
+
+def test_a_missing_package_is_said_with_where_it_is_instead(tmp_path: Path) -> None:
+    """The launch interpreter imports nothing of that name: exit 20, before any file is looked at."""
+    place = Place(install(tmp_path / "site"), HereAgent(tmp_path / "state"))
+    target = Target(sys.executable, "/", {})
+
+    with pytest.raises(CheckFailed) as failed:
+        look(place.agent, target, LIBRARY, ("demo", "demo"))
+
+    assert failed.value.code == "package-missing"
