@@ -193,9 +193,10 @@ def _applied_ids(root: str, state: str) -> Data:
     for record in files.read_records(state):
         if record.get("root") == root and record.get("outcome") == "done":
             about = {key: record.get(key) for key in ("action", "at", "who", "tx", "version")}
-            last.update({one: about for one in record["patches"]})
             gone = dict(about, action="revert")
-            last.update({one: gone for one in record.get("removed", ())})
+            for ids, said in ((record["patches"], about), (record.get("removed", ()), gone)):
+                for one in ids:
+                    last[one] = said
     return last
 
 
