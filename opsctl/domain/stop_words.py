@@ -25,6 +25,9 @@ def plan_lines(plan: StopPlan, *, kills: bool, grace_s: float) -> list[str]:
         how = "KILL at once" if kills else f"TERM to the root, KILL after {grace_s:g} s"
         lines.append(f"  would stop {len(plan.targets)} processes ({how}):")
         lines += _table(plan.targets)
+        if plan.evicted:
+            pids = ", ".join(str(judged.pid) for judged in plan.evicted)
+            lines.append(f"  not the server's, and stopped because --evict names it: pid {pids}")
     for unit in plan.units:
         lines.append(f"  through systemd: stop {unit}, so that it does not start again")
     if plan.left_alone:

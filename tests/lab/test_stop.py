@@ -218,7 +218,6 @@ def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_pa
         "--lab-health-lies",
         "--lab-ignore-term",
     )
-    workers = titled_of(host, "ct129", root)
     with host.popen(
         [
             "python",
@@ -316,6 +315,25 @@ def test_a_stop_whose_connection_is_cut_is_run_again(host: Lab, tmp_path: Path) 
     assert code == 0, done["findings"]
     assert not titled_of(host, "ct129", root)
     assert outcomes(done)
+
+
+def test_a_stop_whose_ssh_is_cut_kills_nobody_and_says_so(host: Lab, tmp_path: Path) -> None:
+    """The connection to the node dies during the grace: exit 30 or 40, no KILL follows, run it again."""
+    root = serve(host, "ct129", 30000, "--lab-ignore-term")
+    argv = ["python", "-m", "opsctl", "stop", "glm5", "--yes", "--json", "--grace", "3"]
+    with host.popen([*argv, "--state", str(tmp_path)]) as running:
+        wait_for(lambda: _is_watched(host), "the stop has begun", 30)
+        host.on("pve1", ["sh", "-c", "pkill -9 -f 'sshd: root@notty' || true"])
+        out, err = running.communicate(timeout=90)
+    time.sleep(4.0)
+
+    assert running.returncode in (30, 40), err
+    assert alive(host, "ct129", root)
+    assert b'"exit_code": ' in out
+    wait_for(lambda: not _is_watched(host), "the agents have ended", 40)
+    code, done = opsctl(host, tmp_path, "stop", "glm5", "--yes", "--grace", "1")
+    assert code == 0, done["findings"]
+    assert not titled_of(host, "ct129", root)
 
 
 @pytest.mark.parametrize(
