@@ -234,7 +234,7 @@ def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_pa
         ]
     ) as running:
         wait_for(lambda: _is_watched(host), "the stop has begun", 30)
-        victim = workers[0]
+        victim = titled_of(host, "ct129", root)[0]
         young = _reuse(victim, "sglang::")
         out, _ = running.communicate(timeout=120)
 
