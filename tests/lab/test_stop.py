@@ -263,9 +263,12 @@ def _reuse(pid: int, title: str) -> int:
     assert found, f"no {title} with pid {pid} in any container"
     outer = found[0]
     script = (
-        "import os,subprocess\nn=subprocess.DEVNULL\n"
+        "import os,subprocess,time\nn=subprocess.DEVNULL\n"
         f"pid={pid}\n"
         "os.kill(pid,9)\n"
+        "for _ in range(1000):\n"
+        "    try: os.kill(pid,0); time.sleep(0.01)\n"
+        "    except ProcessLookupError: break\n"
         "for _ in range(500):\n"
         "    open('/proc/sys/kernel/ns_last_pid','w').write(str(pid-1))\n"
         "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=n,stderr=n)\n"
