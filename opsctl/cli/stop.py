@@ -77,7 +77,8 @@ def stop(
 
     \b
     Exit codes: 0 stopped and GPU memory proven free (also when it was stopped already);
-    20 something is still there; 21 GPU memory could not be told; 50 refused, nothing signalled.
+    20 something is still there, or listens on its port; 21 GPU memory could not be told;
+    50 refused, nothing signalled.
 
     \b
     Examples:
@@ -220,8 +221,11 @@ def _document(
     verb: str, stopped: StepResult, memory: StepResult, swept: StepResult, total_s: float
 ) -> Document:
     code = stopped.exit_code or memory.exit_code
+    port_is_bound = any(item["kind"] == "port" for item in swept.data["leftovers"])
     if stopped.exit_code:
         outcome = "not-stopped"
+    elif not code and port_is_bound:
+        code, outcome = 20, "port-held"  # something that could not be identified serves there
     elif memory.exit_code:
         outcome = "memory-busy" if memory.exit_code == 20 else "memory-unknown"
     else:

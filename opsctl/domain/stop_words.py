@@ -28,6 +28,7 @@ def plan_lines(plan: StopPlan, *, kills: bool, grace_s: float) -> list[str]:
         if plan.evicted:
             pids = ", ".join(str(judged.pid) for judged in plan.evicted)
             lines.append(f"  not the server's, and stopped because --evict names it: pid {pids}")
+    lines += _memory(plan)
     for unit in plan.units:
         lines.append(f"  through systemd: stop {unit}, so that it does not start again")
     if plan.left_alone:
@@ -40,6 +41,17 @@ def plan_lines(plan: StopPlan, *, kills: bool, grace_s: float) -> list[str]:
     for other in plan.selection.other_servers[:5]:
         lines.append(f"  another SGLang server, not touched: {other}")
     return lines
+
+
+def _memory(plan: StopPlan) -> list[str]:
+    """Say how much memory would come free, on how many GPUs; nothing where none is known."""
+    holds = [hold for target in plan.targets for hold in target.holds]
+    if not holds:
+        return []
+    cards = len({hold.uuid for hold in holds})
+    known = [hold.used_bytes for hold in holds if hold.used_bytes is not None]
+    amount = f"{sum(known) // MIB} MiB" if len(known) == len(holds) else "an amount NVML hides"
+    return [f"  they hold {amount} on {cards} GPUs; each is proven free afterwards, by UUID"]
 
 
 def result_lines(rows: Sequence[tuple[Judged, Outcome]]) -> list[str]:

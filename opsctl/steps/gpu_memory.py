@@ -82,14 +82,15 @@ def picture_of(ctx: StepContext) -> Picture:
 
 def has_no_gpus(ctx: StepContext, report: GpuReport) -> bool:
     """Say whether this is a machine without NVIDIA GPUs, and the site expects none."""
-    unasked = ctx.server.gpus.expect is None and ctx.server.gpus.select == "all"
+    wanted = ctx.server.gpus
+    unasked = wanted.expect is None and wanted.select == "all" and wanted.host is None
     absent = report.state in NO_GPU_STATES and report.kernel_module_version is None
     return unasked and absent
 
 
 def no_gpus_result(ctx: StepContext) -> StepResult:
     text = "no nvidia kernel module is loaded there, so there is no GPU memory to prove"
-    step = "if it should have GPUs, say gpus.expect in the site file: then this is exit 21"
+    step = "if it should have GPUs, set gpus.expect in the site file: then this is exit 21"
     finding = Finding("no-gpus", ctx.server_name, text, step)
     data: dict[str, Any] = {"gpus": [], "summary": "no GPUs there"}
     return StepResult(StepOutcome.UNCHANGED, findings=(finding,), data=data)

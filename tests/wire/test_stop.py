@@ -323,3 +323,21 @@ def test_the_command_asks_and_refuses_without_a_terminal(port: int, tmp_path: Pa
         assert done.returncode == 0, done.stderr
         assert '"outcome": "stopped"' in done.stdout.decode()
         assert not is_alive(pid)
+
+
+def test_a_port_that_a_stranger_holds_is_not_called_stopped(port: int, tmp_path: Path) -> None:
+    """Nothing of the server runs, and something listens on its port: exit 20, and it is named and alive."""
+    site = tmp_path / "opsctl.yaml"
+    site.write_text(
+        "hosts:\n  here: {local: true}\nservers:\n  s:\n    host: here\n"
+        f"    port: {port}\n    python: {sys.executable}\n    model: /models/m\n"
+    )
+    base = [sys.executable, "-m", "opsctl", "stop", "s", "--site", str(site), "--json", "--yes"]
+    with tree_server(port) as pid:
+        done = subprocess.run(
+            [*base, "--state", str(tmp_path / "state")], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 20, done.stderr
+        assert '"outcome": "port-held"' in done.stdout
+        assert str(pid) in done.stdout
+        assert is_alive(pid)
