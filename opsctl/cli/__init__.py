@@ -15,7 +15,7 @@ from opsctl.errors import Interrupted, OpsctlError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "restart": ("opsctl.cli.restart:restart", "Stop, patch, launch and prove a server."),
     "launch": ("opsctl.cli.launch:launch", "Launch a server that does not run, and prove it."),
-    "run": ("opsctl.cli.run:run", "Run a playbook."),
+    "run": ("opsctl.cli.run_command:run", "Run a playbook."),
     "playbook": ("opsctl.cli.playbook:playbook", "List, show and check playbooks."),
     "history": ("opsctl.cli.history:history", "List runs."),
     "show": ("opsctl.cli.history:show", "Show one run."),

@@ -1,0 +1,184 @@
+"""`opsctl history`, `show`, `resume` and `playbook` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl import cli
+from opsctl.ledger import Ledger
+
+
+def opsctl(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.run(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A ledger with three runs: one passed, one crashed, one cut inside the stop."""
+    ledger = Ledger.open(tmp_path)
+    rows: list[tuple[str, str | None, int | None, str | None]] = [
+        ("20261129-010000-aaaa", "done", 0, None),
+        ("20261129-020000-bbbb", "failed", 60, "3f2a77"),
+        ("20261129-030000-cccc", None, None, None),
+    ]
+    for number, (run, outcome, code, signature) in enumerate(rows):
+        ledger.begin(
+            run,
+            server="glm5",
+            playbook="restart",
+            at_s=1000.0 + number,
+            who="ann@desk",
+            reason="graph crash",
+            inputs={"command": "restart", "given": {"smoke": False}},
+        )
+        turn = ledger.begin_step(run, 7, "stop", "destroy", 1001.0)
+        if outcome is not None and code is not None:
+            body = {"data": {"summary": "5 terminated"}}
+            ledger.end_step(run, 7, turn, at_s=1002.0, outcome="done", changed=True, body=body)
+            ledger.finish(
+                run, at_s=1010.0, outcome=outcome, exit_code=code, signature=signature, document={}
+            )
+    ledger.close()
+    return tmp_path
+
+
+def test_history_lists_newest_first(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who, why, how it ended; an open run says so."""
+    code, out, _ = opsctl(capsys, "history", "--state", str(state))
+
+    lines = out.splitlines()
+    assert code == 0
+    assert "open" in lines[1]
+    assert "failed 60" in lines[2]
+    assert "3f2a77" in lines[2]
+    assert "ann@desk  graph crash" in lines[3]
+
+
+def test_history_as_json_keeps_the_contract(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """runs[{id, server, outcome, fingerprint, signature, reason, who}]."""
+    code, out, _ = opsctl(
+        capsys,
+        "history",
+        "glm5",
+        "--failed",
+        "--signature",
+        "3f2a",
+        "--json",
+        "--state",
+        str(state),
+    )
+
+    document = json.loads(out)
+    assert (code, document["schema"]) == (0, "opsctl.history/1")
+    wanted = {"id", "server", "outcome", "fingerprint", "signature", "reason", "who"}
+    assert [set(run) >= wanted for run in document["data"]["runs"]] == [True]
+
+
+def test_show_names_the_step_that_never_ended(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a kill -9 the reader sees where it was."""
+    code, out, _ = opsctl(capsys, "show", "cccc", "--state", str(state))
+
+    assert code == 0
+    assert "outcome open" in out
+    assert "stop" in out
+    assert "never ended" in out
+
+
+def test_show_of_an_unknown_run_is_a_usage_error(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2, with the way to find it."""
+    code, _, err = opsctl(capsys, "show", "nope", "--state", str(state))
+
+    assert code == 2
+    assert "opsctl history" in err
+
+
+def test_resume_alone_lists_only_what_is_open(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A crashed run has ended; a cut one has not."""
+    code, out, _ = opsctl(capsys, "resume", "--json", "--state", str(state))
+
+    assert code == 0
+    assert [run["id"] for run in json.loads(out)["data"]["runs"]] == ["20261129-030000-cccc"]
+
+
+def test_an_ended_run_is_not_resumed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new attempt is a new run."""
+    code, _, err = opsctl(capsys, "resume", "bbbb", "--yes", "--state", str(state))
+
+    assert code == 2
+    assert "has ended: failed" in err
+
+
+def test_playbooks_are_listed_shown_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """list names steps, show describes them, check refuses with the line."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: bad\nabout: x\nsteps:\n  - step: stopp\n")
+
+    listed = opsctl(capsys, "playbook", "list")
+    shown = opsctl(capsys, "playbook", "show", "restart")
+    checked = opsctl(capsys, "playbook", "check", "restart", "launch", "stop")
+    refused = opsctl(capsys, "playbook", "check", str(bad))
+
+    assert "restart" in listed[1]
+    assert "known-failure" in listed[1]
+    assert "stop the server's processes by identity" in shown[1]
+    assert checked[0] == 0
+    assert refused[0] == 10
+    assert f"{bad}:4: unknown step 'stopp'; did you mean 'stop'?" in refused[2]
+
+
+@pytest.mark.parametrize("words", [["run", "restart", "glm5", "--set", "smoke"]])
+def test_a_malformed_input_is_a_usage_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--set wants NAME=VALUE."""
+    code, _, err = opsctl(capsys, *words, "--yes")
+
+    assert code == 2
+    assert "NAME=VALUE" in err
+
+
+def test_ten_thousand_runs_are_listed_quickly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The query and the table, without the start of Python; measured for the whole command in benchmarks."""
+    from opsctl import ledger_tables as tables
+
+    ledger = Ledger.open(tmp_path)
+    row: dict[str, Any] = {
+        "server": "glm5",
+        "playbook": "restart",
+        "outcome": "done",
+        "exit_code": 0,
+        "who": "ann@desk",
+        "inputs": "{}",
+        "document": "x" * 3000,
+    }
+    with ledger._engine.begin() as connection:
+        rows = [{**row, "id": f"r{n:05}", "started_s": float(n)} for n in range(10_000)]
+        connection.execute(tables.runs.insert(), rows)
+    ledger.close()
+
+    begun = time.monotonic()
+    code, out, _ = opsctl(capsys, "history", "--all", "--state", str(tmp_path))
+    seconds = time.monotonic() - begun
+
+    assert code == 0
+    assert len(out.splitlines()) == 10_001
+    assert seconds < 3.0  # a bound for a loaded machine; 0.6 s is measured by hand
