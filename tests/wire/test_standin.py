@@ -440,6 +440,16 @@ def test_a_zombie_and_a_leftover_segment_can_be_ordered(tmp_path: Path) -> None:
             segment.unlink()
 
 
+def test_the_incidents_version_does_not_notice_a_killed_scheduler(tmp_path: Path) -> None:
+    """0.5.9 has no watchdog: its main process serves on with a dead scheduler, as the real one does."""
+    standin.install(tmp_path / "site", "0.5.9")
+    with running(tmp_path, PYTHONPATH=str(tmp_path / "site")) as server:
+        os.kill(server.titles()["sglang::scheduler"], signal.SIGKILL)
+        time.sleep(0.6)
+        assert server.process.poll() is None
+        assert json.loads(server.get("/model_info")[1])["model_type"] == "llama"
+
+
 def test_an_installed_copy_has_a_record_that_holds(tmp_path: Path) -> None:
     """Metadata and RECORD name version and every file, as after pip."""
     package = standin.install(tmp_path, "0.5.9")

@@ -181,6 +181,16 @@ def test_the_incidents_version_answers_plain(tmp_path: Path) -> None:
         assert_known_answers(server, 5, 24)
 
 
+@pytest.mark.slow
+def test_the_incidents_version_does_not_notice_a_killed_scheduler(tmp_path: Path) -> None:
+    """0.5.9 has no watchdog: its main process serves on, and a generation never comes back."""
+    with running(launch(OLD, free_port()), tmp_path / "log") as server:
+        os.kill(server.titles()["sglang::scheduler"], signal.SIGKILL)
+        with pytest.raises(TimeoutError):
+            server.post("/generate", {"input_ids": [5], "sampling_params": {}}, timeout_s=6)
+        assert server.process.poll() is None
+
+
 def locks(folder: Path) -> dict[tuple[str, int], int]:
     """Return {(file, pid): MiB held} of the GPUs of a folder, from /proc/locks."""
     names = {path.stat().st_ino: path.name for path in folder.glob("gpu*.mem")}

@@ -43,6 +43,7 @@ def install(site_packages: Path, version: str = VERSION) -> Path:
     Returns:
         The package's folder. A test may edit it: the copy is the test's own.
     """
+    site_packages.mkdir(parents=True, exist_ok=True)
     package = site_packages / "sglang"
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(SITE / "sglang", package, ignore=ignored)

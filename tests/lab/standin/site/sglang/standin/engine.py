@@ -92,11 +92,15 @@ class Engine:
             return {}
         made, verified = len(answer.ids), answer.verified
         proposed = verified * max(1, (self.args.speculative_num_draft_tokens or 1) - 1)
+        correct = max(0, made - 1 - verified)  # the first token is the prefill's
         return {
-            "spec_accept_rate": max(0, made - verified) / proposed,
+            "spec_accept_rate": correct / proposed,
             "spec_accept_length": made / verified,
+            "spec_num_correct_drafts": correct,
+            "spec_num_proposed_drafts": proposed,
             "spec_verify_ct": verified,
-            "spec_accepted_drafts": max(0, made - verified),
+            "spec_accepted_drafts": correct,
+            "spec_proposed_drafts": proposed,
         }
 
     def in_flight(self):

@@ -83,7 +83,7 @@ class Generation:
             await connection.answer(200, dict(body, metadata={"weight_version": "default"}))
             return
         common["object"] = kind + ".chunk" if is_chat else kind
-        role = {"role": "assistant", "content": ""}
+        role = {"reasoning_content": None, "role": "assistant", "content": ""}
         first = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
         started = not is_chat
 
@@ -93,14 +93,14 @@ class Generation:
             if not started:
                 started = True
                 head = dict(first, matched_stop=None)
-                await connection.event(dict(common, choices=[head], usage=None))
+                await connection.event(dict(common, choices=[head]))
             choice = {"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None}
             if is_chat:
-                part = dict(choice, delta={"role": None, "content": output["text"]})
-                await connection.event(dict(common, choices=[part], usage=None))
+                delta = {"reasoning_content": None, "content": output["text"]}
+                await connection.event(dict(common, choices=[dict(choice, delta=delta)]))
                 if done:
-                    end = dict(choice, delta={"role": None, "content": None}, **choice_end(done))
-                    await connection.event(dict(common, choices=[end], usage=None))
+                    end = dict(choice, delta={"reasoning_content": None}, **choice_end(done))
+                    await connection.event(dict(common, choices=[end]))
             else:
                 end = choice_end(done) if done else {}
                 part = dict(choice, text=output["text"], **end)
@@ -224,5 +224,6 @@ def usage(answer):
         "prompt_tokens": answer.prompt_tokens,
         "total_tokens": answer.prompt_tokens + made,
         "completion_tokens": made,
+        "prompt_tokens_details": None,
         "reasoning_tokens": 0,
     }

@@ -10,6 +10,7 @@ from sglang.srt.server_args import prepare_server_args
 from sglang.standin import faults, http, log, process, tree
 from sglang.standin.engine import Engine
 from sglang.standin.routes import Routes
+from sglang.version import __version__
 
 WARM_UP_TOKENS = 8
 
@@ -69,7 +70,7 @@ class Server:
             _end_children()
             os._exit(1)
         tasks = [asyncio.ensure_future(self._warm_up())]
-        if not self.settings.health_lies:
+        if not self.settings.health_lies and has_watchdog():
             tasks.append(asyncio.ensure_future(self._watch_children()))
         await self.ended.wait()
         log.info("INFO:     Shutting down")
@@ -143,6 +144,11 @@ class Server:
             )
             if not left:
                 process.kill_tree()
+
+
+def has_watchdog():
+    """Return whether this version notices a killed child; before 0.5.12 it serves on without it."""
+    return [int(number) for number in __version__.split(".")[:3]] >= [0, 5, 12]
 
 
 def _child_failed_at_start(number, frame):

@@ -140,21 +140,24 @@ class Routes:
         """Say how many requests run and wait."""
         stats = self.engine.stats
         load = {
-            "dp_rank": 0,
-            "timestamp": time.time(),
             "num_running_reqs": stats["running"],
             "num_waiting_reqs": stats["waiting"],
             "num_used_tokens": 0,
             "num_total_tokens": 0,
             "max_total_num_tokens": self.args.max_total_tokens or 8192,
             "token_usage": 0.0,
+            "gen_throughput": 0.0,
+            "cache_hit_rate": 0.0,
+            "utilization": 0.0,
             "max_running_requests": self.args.max_running_requests,
         }
-        await connection.answer(200, {"version": __version__, "dp_rank_count": 1, "loads": [load]})
+        head = {"timestamp": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+        await connection.answer(200, dict(head, version=__version__, dp_rank_count=1, loads=[load]))
 
     async def metrics(self, connection, request):
         """Give the counters that smoke reads, in Prometheus form."""
-        stats, labels = self.engine.stats, '{model_name="%s",tp_rank="0"}' % self.args.model_path
+        stats, name = self.engine.stats, self.args.served_model_name
+        labels = '{engine_type="unified",model_name="%s",tp_rank="0"}' % name
         accept = self.settings.accept if self.args.speculative_algorithm else 0.0
         rows = [
             ("num_running_reqs", "gauge", stats["running"]),
