@@ -29,6 +29,7 @@ from opsctl.sglang.stream import decode
 from opsctl.smoke.prompts import Prompt
 
 TICK_S = 0.05
+STOOD_STILL_S = 0.5
 SENDS_PER_PASS = 4
 CONNECTS_AT_ONCE = 64  # a listen backlog of 100 is common
 RETAINED_LIMIT_BYTES = 16 << 20
@@ -123,6 +124,7 @@ class Level:
         self._connections: set[Connection] = set()
         self._over = asyncio.Event()
         self._decoded = 0
+        self._silent_since_s = 0.0
         self._outbox: deque[tuple[Connection, Exchange]] = deque()
 
     def trouble(self, sign: Sign) -> None:
@@ -281,7 +283,10 @@ class Level:
         while True:
             await asyncio.sleep(max(0.0, due - self._clock()))
             now = self._clock()
-            self.raw.lags_s.append(max(0.0, now - due))
+            late_s = now - due
+            self.raw.lags_s.append(max(0.0, late_s))
+            if late_s > STOOD_STILL_S:  # we were stopped or starved: the silence was ours
+                self._silent_since_s = now
             due = now + TICK_S
             self._look_for_silence(now)
             if self._pulse.retained_bytes > RETAINED_LIMIT_BYTES:
@@ -296,7 +301,7 @@ class Level:
         if not waiting:
             return
         youngest = max(c.exchange.sent_s for c in waiting if c.exchange is not None)
-        silent_s = now - max(self._pulse.last_s, youngest)
+        silent_s = now - max(self._pulse.last_s, youngest, self._silent_since_s)
         if silent_s > self._limits.stall_s:
             words = f"no token for {silent_s:.1f} s while {len(waiting)} requests run"
             self.trouble(Sign("stall", now, words, hung=True))
@@ -306,6 +311,7 @@ class Level:
             if exchange is None:
                 continue
             last = exchange.times[-1] if exchange.times else exchange.sent_s
+            last = max(last, self._silent_since_s)
             limit = self._limits.stall_s if exchange.times else self._limits.first_token_s
             if now - last > limit:
                 what = "a next token" if exchange.times else "a first token"

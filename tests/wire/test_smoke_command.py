@@ -83,6 +83,26 @@ def test_ctrl_c_reports_what_was_measured_so_far(serve: Serve, tmp_path: Path) -
     assert document["data"]["bracket"] is None
 
 
+def test_client_that_stood_still_does_not_accuse_the_server(serve: Serve, tmp_path: Path) -> None:
+    """A suspended laptop sees silence, which is its own: not measured, never hung."""
+    url = serve(ttft_s=0.02, itl_s=0.02)
+    words = ["smoke", "--url", url, "--levels", "1,2", "--requests", "4", "--stall", "2", "--json"]
+    child = command(tmp_path, *words)
+    assert child.stderr is not None
+    while not child.stderr.readline().startswith("C=2"):
+        assert child.poll() is None
+    time.sleep(0.2)
+
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    child.send_signal(signal.SIGCONT)
+    code, document, _ = finish(child)
+
+    assert code == 75
+    assert document["data"]["levels"][1]["outcome"] == "not-measured"
+    assert "this client was late" in document["data"]["levels"][1]["reason"]
+
+
 def test_too_few_descriptors_make_a_level_not_measured(serve: Serve, tmp_path: Path) -> None:
     """The hard limit of this machine is said, with the number that is needed."""
     words = ["smoke", "--url", serve(), "--levels", "1,200", "--tokens", "4", "--json"]
