@@ -199,6 +199,9 @@ def _gone_is_fine() -> Iterator[None]:
         pass
 
 
+_way_back: list[int] = []  # the network namespace that this process came from
+
+
 @contextmanager
 def in_network(instance: Instance, record: Record) -> Iterator[None]:
     """Put this thread into the lab's network, so that clients in the test process reach the hosts."""
@@ -208,12 +211,31 @@ def in_network(instance: Instance, record: Record) -> Iterator[None]:
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         kernel.setns(f"/proc/{record.keeper_pid}/ns/net", kernel.NEWNET)
+        _way_back.append(own)
         try:
             yield
         finally:
+            _way_back.remove(own)
             kernel.setns(f"/proc/self/fd/{own}", kernel.NEWNET)
     finally:
         os.close(own)
+
+
+@contextmanager
+def outside_network() -> Iterator[None]:
+    """Leave the lab's network for the block, to install something; nothing to do when not in it."""
+    if not _way_back:
+        yield
+        return
+    inside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        kernel.setns(f"/proc/self/fd/{_way_back[-1]}", kernel.NEWNET)
+        try:
+            yield
+        finally:
+            kernel.setns(f"/proc/self/fd/{inside}", kernel.NEWNET)
+    finally:
+        os.close(inside)
 
 
 def _text(raw: bytes) -> str:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.lab import gpus
-from tests.lab.fixture import Lab, wait_until
+from tests.lab.fixture import Lab, outside_network, wait_until
 from tests.lab.instance import CHECKOUT
 
 pytestmark = pytest.mark.lab
@@ -162,6 +162,16 @@ def test_programs_in_the_lab_have_no_route_outside(lab: Lab) -> None:
         assert routes.startswith("10.77.0.0/16")
         assert "default" not in routes
         assert len(routes.splitlines()) == 1
+
+
+def test_a_test_can_leave_the_labs_network_for_a_moment(lab: Lab) -> None:
+    """Installing needs the machine's own network; afterwards the hosts answer again."""
+    inside = os.readlink("/proc/thread-self/ns/net")
+
+    with outside_network():
+        assert os.readlink("/proc/thread-self/ns/net") != inside
+
+    assert os.readlink("/proc/thread-self/ns/net") == inside
 
 
 def test_nothing_private_shows_on_the_hosts(lab: Lab) -> None:

@@ -165,8 +165,11 @@ def _announce_torch(python: Path, say: Callable[[str], None]) -> bool:
 
 
 def _pip(python: Path, *arguments: str) -> str:
+    from tests.lab.fixture import outside_network
+
     argv = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=PIP_TIMEOUT_S)
+    with outside_network():  # a test process may be in the lab's network, which leads nowhere
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PIP_TIMEOUT_S)
     if done.returncode != 0:
         tail = "\n".join(done.stderr.strip().splitlines()[-8:])
         raise BuildError(f"pip exited {done.returncode}: {' '.join(arguments)}\n{tail}")
