@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.fleet_peer import FACTS
 from benchmarks.measure import Figure, in_turns, process
 
 HOSTS = int(os.environ.get("OPSCTL_BENCH_HOSTS", "100"))
@@ -45,16 +46,22 @@ def measure(count: int) -> list[Figure]:
 
 
 def peers(names: list[str]) -> list[tuple[str, list[str], float]]:
-    """Return the tools that are installed, with what each runs."""
+    """Return the tools that are installed, each with the same shell script on all hosts at once."""
     found = [("fabric group", [sys.executable, "-m", "benchmarks.fleet_peer", *names], 1.0)]
-    config = str(Path.home() / ".ssh/config")
-    if shutil.which("clush"):
-        clush = ["clush", "-o", f"-F {config}", "-f", str(len(names)), "-w", ",".join(names)]
-        found.append(("clush", [*clush, "uname -nr; cat /proc/sys/kernel/random/boot_id"], 1.0))
-    if shutil.which("pyinfra"):
-        pyinfra = ["pyinfra", ",".join(names), "exec", "--", "uname -nr"]
-        found.append(("pyinfra", pyinfra, 1.0))
+    many = str(len(names))
+    if clush := which("clush"):
+        ssh = f"-F {Path.home() / '.ssh/config'}"
+        found.append(("clush", [clush, "-o", ssh, "-f", many, "-w", ",".join(names), FACTS], 1.0))
+    if pyinfra := which("pyinfra"):
+        options = ["-y", "--parallel", many, ",".join(names), "exec", "--"]
+        found.append(("pyinfra", [pyinfra, *options, FACTS], 1.0))
     return found
+
+
+def which(name: str) -> str | None:
+    """Find a peer on PATH, or in the environment that `make bench` makes for the peers."""
+    peers_bin = Path(__file__).resolve().parent.parent / ".venv-peers/bin"
+    return shutil.which(name, path=f"{peers_bin}:{os.environ['PATH']}")
 
 
 if __name__ == "__main__":

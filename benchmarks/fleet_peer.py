@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from fabric import Config, ThreadingGroup
-
 # what status shows: the host, each GPU and its holders, every process, leftovers, the server's package
 FACTS = """
 cat /proc/sys/kernel/random/boot_id; uname -nr; id -u; getconf CLK_TCK; date +%s.%N
@@ -26,6 +24,8 @@ print(m.version('sglang'), u.find_spec('sglang').origin)"
 
 def main(names: list[str]) -> int:
     """Ask every host once, all at the same time, and print how many answered."""
+    from fabric import Config, ThreadingGroup
+
     group = ThreadingGroup(*names, config=Config(overrides={"run": {"hide": True, "warn": True}}))
     results = group.run(FACTS)
     print(f"{len(results)} hosts answered")
