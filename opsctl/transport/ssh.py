@@ -9,12 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import fabric
-import paramiko
-
 from opsctl.errors import TransportError
 from opsctl.transport import ssh_connect
 from opsctl.transport.base import READ_BYTES, STDERR_TAIL_BYTES, CommandResult, Socket
+from opsctl.transport.light_import import fabric, paramiko
 from opsctl.transport.ssh_connect import Target
 from opsctl.transport.sudo import explain_sudo, with_sudo
 

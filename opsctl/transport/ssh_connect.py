@@ -13,21 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fabric
-import paramiko
-from paramiko.config import SSHConfig
-from paramiko.ssh_exception import (
-    AuthenticationException,
-    BadAuthenticationType,
-    BadHostKeyException,
-    ChannelException,
-    ConfigParseError,
-    PasswordRequiredException,
-    ProxyCommandFailure,
-    SSHException,
-)
-
 from opsctl.errors import TransportError
+from opsctl.transport.light_import import fabric, paramiko
 
 KEEPALIVE_S = 10
 ATTEMPTS = 3
@@ -103,7 +90,7 @@ def connect(target: Target) -> fabric.Connection:
 def _connect_once(target: Target) -> fabric.Connection:
     try:
         connection = _connection(target)
-    except (ConfigParseError, OSError, ValueError) as error:
+    except (paramiko.ConfigParseError, OSError, ValueError) as error:
         raise TransportError(
             f"the ssh configuration cannot be used: {error}",
             next_step=f"look at what `ssh -G {target.host}` says",
@@ -126,7 +113,7 @@ def close(connection: fabric.Connection) -> None:
 
 def _connection(target: Target) -> fabric.Connection:
     config = fabric.Config(runtime_ssh_path=target.ssh_config_path)
-    base: SSHConfig = config.base_ssh_config
+    base: paramiko.SSHConfig = config.base_ssh_config
     jumps = str(base.lookup(target.host).get("proxyjump", "none"))
     gateway: Any = False
     if jumps != "none":
@@ -233,13 +220,13 @@ def _add_key(hostname: str, key: paramiko.PKey, known_hosts: str) -> str:
     return f"echo '{hostname} {key.get_name()} {key.get_base64()}' >> {known_hosts}"
 
 
-def _offered(connection: fabric.Connection, problem: AuthenticationException) -> str:
+def _offered(connection: fabric.Connection, problem: paramiko.AuthenticationException) -> str:
     """Return which keys were offered, and what the host accepts where it says so."""
     files = [str(file) for file in connection.connect_kwargs.get("key_filename", [])]
     defaults = connection.connect_kwargs.get("look_for_keys", True)
     agent = ["the keys of your agent and of ~/.ssh"] if defaults else []
     text = f"offered {', '.join(files + agent)}"
-    if isinstance(problem, BadAuthenticationType):
+    if isinstance(problem, paramiko.BadAuthenticationType):
         text += f"; the host accepts {', '.join(problem.allowed_types)}"
     return text
 
@@ -257,7 +244,7 @@ def with_errors(
 
     try:
         act()
-    except BadHostKeyException as problem:
+    except paramiko.BadHostKeyException as problem:
         entry = host if port == 22 else f"[{host}]:{port}"
         file = connection.opsctl_known_hosts
         raise error(
@@ -267,26 +254,26 @@ def with_errors(
             f"ssh-keygen -R '{entry}' -f {file} && {_add_key(entry, problem.key, file)}",
             "host-key-changed",
         ) from problem
-    except PasswordRequiredException as problem:
+    except paramiko.PasswordRequiredException as problem:
         raise error(
             "the private key is encrypted", "load it first: ssh-add", "key-encrypted"
         ) from problem
-    except AuthenticationException as problem:
+    except paramiko.AuthenticationException as problem:
         raise error(
             f"no key was accepted for {user}: {_offered(connection, problem)}",
             f"add your public key there: ssh-copy-id -p {port} {user}@{host}",
             "auth-refused",
         ) from problem
-    except ChannelException as problem:
+    except paramiko.ChannelException as problem:
         through = getattr(connection.gateway, "host", "the jump host")
         raise error(
             f"{through} cannot reach {host}:{port} ({problem.text})",
             f"on {through}: nc -vz {host} {port}",
             "jump-refused",
         ) from problem
-    except ProxyCommandFailure as problem:
+    except paramiko.ProxyCommandFailure as problem:
         raise error(f"the ProxyCommand failed: {problem}", by_hand, "proxy-command") from problem
-    except SSHException as problem:
+    except paramiko.SSHException as problem:
         if "No authentication methods" in str(problem):
             raise error(
                 "there is no key to offer: no agent, no key file",
