@@ -8,7 +8,7 @@ from typing import Any
 
 from opsctl.agent.client import OnEvent
 from opsctl.errors import TransportError
-from opsctl.transport.base import Channel, CommandResult, Socket
+from opsctl.transport.base import Channel, CommandResult
 
 Operation = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -35,9 +35,6 @@ class FakeTransport:
 
     def explain(self, exit_code: int | None, stderr: bytes) -> TransportError | None:
         return self.explanation
-
-    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
-        raise TransportError(f"fake: no connection to {host}:{port}")
 
     def close(self) -> None:
         self.closed = True

@@ -44,15 +44,6 @@ class Channel(Protocol):
         """Give the channel up, waiting at most a second."""
 
 
-class Socket(Protocol):
-    """What both a socket and an SSH channel offer."""
-
-    def recv(self, size: int, /) -> bytes: ...
-    def sendall(self, data: bytes, /) -> None: ...
-    def settimeout(self, timeout_s: float | None, /) -> None: ...
-    def close(self) -> None: ...
-
-
 class Transport(Protocol):
     """Runs one argv on one host. No shell is involved on either side unless argv names one."""
 
@@ -68,9 +59,6 @@ class Transport(Protocol):
 
     def explain(self, exit_code: int | None, stderr: bytes) -> TransportError | None:
         """Return the error that the way itself reported (sudo asks, container stopped), else None."""
-
-    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
-        """Connect to ``host:port`` as seen from the host; ``127.0.0.1`` is the host itself."""
 
     def close(self) -> None:
         """Close whatever the transport holds; safe to call twice."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 
 from opsctl.errors import TransportError
-from opsctl.transport.base import READ_BYTES, STDERR_TAIL_BYTES, CommandResult, Socket
+from opsctl.transport.base import READ_BYTES, STDERR_TAIL_BYTES, CommandResult
 from opsctl.transport.sudo import explain_sudo, with_sudo
 
 WRITE_TIMEOUT_S = 30.0
@@ -53,16 +52,6 @@ class LocalTransport:
 
     def explain(self, exit_code: int | None, stderr: bytes) -> TransportError | None:
         return explain_sudo(self.name, None, exit_code, stderr) if self._become else None
-
-    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
-        try:
-            made = socket.create_connection((host, port), timeout_s)
-        except OSError as error:
-            raise TransportError(
-                f"{self.name}: no connection to {host}:{port}: {error}", subject=f"{host}:{port}"
-            ) from error
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
 
     def close(self) -> None:
         """Nothing is held between commands."""

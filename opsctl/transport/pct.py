@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from opsctl.errors import TransportError
-from opsctl.transport.base import Channel, CommandResult, Socket, Transport
+from opsctl.transport.base import Channel, CommandResult, Transport
 
 # The node's environment leaks into `pct exec` by default, and whether it does changes between versions
 # (--keep-env); an empty one with these few names is the same everywhere.
@@ -52,14 +52,6 @@ class PctTransport:
     def explain(self, exit_code: int | None, stderr: bytes) -> TransportError | None:
         return explain_pct(self.name, self.vmid, stderr.decode("utf-8", "replace")) or (
             self.via.explain(exit_code, stderr)
-        )
-
-    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
-        raise TransportError(
-            f"{self.name}: a container has no tunnel of its own",
-            next_step=f"reach the container's address through {self._via_name or self.via.name}",
-            code="no-tunnel",
-            subject=self.name,
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from opsctl.errors import TransportError
 from opsctl.transport import ssh_connect
-from opsctl.transport.base import READ_BYTES, STDERR_TAIL_BYTES, CommandResult, Socket
+from opsctl.transport.base import READ_BYTES, STDERR_TAIL_BYTES, CommandResult
 from opsctl.transport.light_import import fabric, paramiko
 from opsctl.transport.ssh_connect import Target
 from opsctl.transport.sudo import explain_sudo, with_sudo
@@ -109,21 +109,6 @@ class SshTransport:
             return None
         user = self._connection.user if self._connection else self._target.user
         return explain_sudo(self.name, user, exit_code, stderr)
-
-    def dial(self, host: str, port: int, *, timeout_s: float) -> Socket:
-        try:
-            made = self._client().open_channel(
-                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout_s
-            )
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            reason = error.text if isinstance(error, paramiko.ChannelException) else str(error)
-            raise TransportError(
-                f"{self.name}: no connection from there to {host}:{port} ({reason})",
-                next_step="is something listening, and does sshd allow AllowTcpForwarding?",
-                code="dial-refused",
-                subject=f"{host}:{port}",
-            ) from error
-        return made
 
     def close(self) -> None:
         with self._lock:

@@ -147,7 +147,8 @@ def _single(
     for file in (Path(name).expanduser() for name in files):
         if file.is_file():
             connection.client.load_system_host_keys(str(file))
-    connection.client.set_missing_host_key_policy(RefuseUnknownKey(files[0]))
+    alias = looked_up.get("hostkeyalias")
+    connection.client.set_missing_host_key_policy(RefuseUnknownKey(files[0], alias))
     connection.opsctl_known_hosts = files[0]
     return connection
 
@@ -191,12 +192,20 @@ def describe(connection: fabric.Connection) -> str:
 class RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
     """Refuse a host whose key nobody vouched for, and say how to vouch for it."""
 
-    def __init__(self, known_hosts: str) -> None:
+    def __init__(self, known_hosts: str, alias: str | None) -> None:
         self._known_hosts = known_hosts
+        self._alias = alias
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
+        name = self._alias or hostname  # ssh_config's HostKeyAlias, which paramiko does not know
+        known: Any = client._system_host_keys.lookup(name) if self._alias else None  # type: ignore[attr-defined]
+        if known is not None and key.get_name() in known:
+            if known[key.get_name()] == key:
+                return
+            raise paramiko.BadHostKeyException(name, key, known[key.get_name()])
+        hostname = name
         raise TransportError(
             f"the host key of {hostname} is not known: {key.get_name()} {fingerprint(key)}",
             next_step="compare the fingerprint with the host's own "

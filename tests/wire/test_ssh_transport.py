@@ -7,8 +7,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,90 @@ def test_changed_host_key_is_refused(box: Sshd) -> None:
     assert f"ssh-keygen -R '[127.0.0.1]:{box.port}'" in (error.next_step or "")
 
 
+def test_a_host_key_alias_is_looked_up_instead_of_the_address(box: Sshd) -> None:
+    """ssh_config's HostKeyAlias names the key; another key under that name is a changed one."""
+    kind, key = (box.folder / "host_key.pub").read_text().split()[:2]
+    box.known_hosts.write_text(f"node-7 {kind} {key}\n")
+    box.write_config("HostKeyAlias node-7")
+    assert box.transport().run(["true"], timeout_s=10).exit_code == 0
+
+    kind, key = (box.folder / "user_key.pub").read_text().split()[:2]
+    box.known_hosts.write_text(f"node-7 {kind} {key}\n")
+    assert failure(box.transport()).code == "host-key-changed"
+
+    box.known_hosts.write_text("")
+    unknown = failure(box.transport())
+    assert unknown.code == "host-key-unknown"
+    assert "echo 'node-7 ssh-ed25519" in (unknown.next_step or "")
+
+
+def test_a_connection_that_breaks_off_is_tried_again(box: Sshd) -> None:
+    """A starting or overloaded sshd drops the first connections; nothing has run yet, so try again."""
+    with dropping_relay(box.port, drop=2) as (port, accepted):
+        kind, key = (box.folder / "host_key.pub").read_text().split()[:2]
+        box.known_hosts.write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        box.write_config(port=port)
+
+        assert box.transport().run(["true"], timeout_s=10).exit_code == 0
+        assert len(accepted) == 3
+
+
+def test_a_host_that_always_breaks_off_is_told_after_three_tries(box: Sshd) -> None:
+    """Tried three times, then the last reason."""
+    with dropping_relay(box.port, drop=99) as (port, accepted):
+        box.write_config(port=port)
+
+        assert failure(box.transport()).exit_code == 30
+        assert len(accepted) == 3
+
+
+def test_a_refused_key_is_not_tried_again(box: Sshd) -> None:
+    """Only what broke off is repeated: three refused logins lock accounts."""
+    with dropping_relay(box.port, drop=0) as (port, accepted):
+        kind, key = (box.folder / "host_key.pub").read_text().split()[:2]
+        box.known_hosts.write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        box.write_config(port=port, identity="stranger_key")
+
+        assert failure(box.transport()).code == "auth-refused"
+        assert len(accepted) == 1
+
+
+@contextmanager
+def dropping_relay(target: int, drop: int) -> Iterator[tuple[int, list[int]]]:
+    """Accept connections, close the first ``drop`` at once, relay the rest; lists what it accepted."""
+    accepted: list[int] = []
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def accept(server: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = server.accept()
+            except OSError:
+                return
+            accepted.append(near.fileno())
+            if len(accepted) <= drop:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", target))
+            opened.extend((near, far))
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    opened: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        yield server.getsockname()[1], accepted
+        for end in opened:
+            end.close()
+
+
 def test_refused_key_names_the_user_and_the_key(box: Sshd) -> None:
     """The key was offered and not accepted."""
     box.write_config(identity="stranger_key")
@@ -203,22 +289,6 @@ def test_a_full_sshd_names_max_sessions(tmp_path: Path) -> None:
         first.close()
         transport.close()
     assert "MaxSessions" in (caught.value.next_step or "")
-
-
-def test_dial_reaches_a_port_on_the_host(box: Sshd) -> None:
-    """A tunnel is a socket that ends on the far side."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        tunnel = box.transport().dial("127.0.0.1", server.getsockname()[1], timeout_s=5)
-        far, _ = server.accept()
-        tunnel.sendall(b"ping")
-        assert far.recv(4) == b"ping"
-        far.close()
-        assert tunnel.recv(4) == b""
-        tunnel.close()
-
-    with pytest.raises(TransportError) as caught:
-        box.transport().dial("127.0.0.1", free_port(), timeout_s=5)
-    assert caught.value.code == "dial-refused"
 
 
 def test_agent_works_over_ssh(box: Sshd) -> None:
