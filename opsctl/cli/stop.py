@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -191,16 +192,22 @@ def _stop(
     from opsctl.steps.lock import Lock
     from opsctl.steps.sweep import Sweep
 
-    Lock().run(ctx)
-    lines = step.preview(ctx)
+    with ThreadPoolExecutor(1) as beside:  # the picture is read while the lock is taken
+        locking = beside.submit(Lock().run, ctx)
+        try:
+            lines = step.preview(ctx)
+        finally:
+            locking.result()
     ctx.reporter.say("\n".join(lines))
     if not step.planned(ctx).is_empty:
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
     record.begin()
     try:
         stopped = step.run(ctx)
-        memory = ProveGpuMemory(timeout_s).run(ctx)
-        swept = Sweep(remove=sweep).run(ctx)
+        with ThreadPoolExecutor(1) as beside:
+            sweeping = beside.submit(Sweep(remove=sweep).run, ctx)
+            memory = ProveGpuMemory(timeout_s).run(ctx)
+            swept = sweeping.result()
     except OpsctlError as error:
         refused = isinstance(error, SafetyRefusal)
         record.cut("refused" if refused else "cut", error.exit_code)

@@ -182,10 +182,9 @@ def protections(table: Table, view: View, graphics_pids: frozenset[int]) -> dict
 
 
 def _reason(process: Process, graphics_pids: frozenset[int]) -> str | None:
-    if process.pid == 1:
-        return "pid 1 of this system"
-    if process.ns_pids and process.ns_pids[-1] == 1:
-        return "pid 1 of its container: stop the container instead"
+    if process.ns_pids[-1:] == (1,):
+        where = "this system" if process.pid == 1 else "its container: stop the container instead"
+        return f"pid 1 of {where}"
     if process.is_kernel_thread:
         return "a kernel thread"
     if process.pid in graphics_pids:
