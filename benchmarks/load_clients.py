@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import resource
 import sys
 import time
@@ -131,7 +132,9 @@ def main() -> None:
         found["cpu_s"] = time.process_time() - cpu
     gc.collect()
     found["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(found))
+    data = json.dumps(found).encode()
+    while data:  # an unbuffered print may write less than all into a pipe
+        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

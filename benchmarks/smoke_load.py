@@ -6,7 +6,6 @@ that, is the client's error. C=256, 200 ms to the first token, 10 ms between tok
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import statistics
@@ -14,20 +13,24 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.measure import Figure
 from opsctl.domain.report import percentile
 
+CONCURRENCY = 256
 TTFT_MS, ITL_MS = 200.0, 10.0
 LIMITS = {"ttft_mean": 1.0, "ttft_p99": 4.0, "itl_p99": 1.0, "cpu": 12.0, "rss": 60.0}
 NAMES = {
-    "ttft_mean": "TTFT error, mean (ms)",
-    "ttft_p99": "TTFT error, p99 (ms)",
-    "itl_p99": "ITL error, p99 (ms)",
-    "cpu": "CPU ms per 1,000 tokens",
-    "rss": "memory (MB)",
+    "ttft_mean": "TTFT error, mean",
+    "ttft_p99": "TTFT error, p99",
+    "itl_p99": "ITL error, p99",
+    "cpu": "CPU per 1,000 tokens",
+    "rss": "memory",
 }
+UNITS = {"rss": "MB"} | dict.fromkeys(("ttft_mean", "ttft_p99", "itl_p99", "cpu"), "ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,33 +112,24 @@ def first_request_s() -> float:
             child.wait()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print every client's numbers and our ratios; return 1 when a limit is not met."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--concurrency", type=int, default=256)
-    parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args(argv)
+def measure_all(
+    concurrency: int = CONCURRENCY, requests: int = 512, tokens: int = 100, repeats: int = 3
+) -> dict[str, Result]:
+    """Return each client's median result, all against one server."""
     peers = [name for name in ("aiohttp", "httpx") if importlib.util.find_spec(name)]
     server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.truth_server",
-            *map(str, (TTFT_MS, ITL_MS, given.tokens)),
-        ],
+        [sys.executable, "-m", "benchmarks.truth_server", *map(str, (TTFT_MS, ITL_MS, tokens))],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        found = {
+        return {
             name: median(
                 [
-                    run_client(name, port, given.concurrency, given.requests, given.tokens)
-                    for _ in range(given.repeats if name != "httpx" else 1)
+                    run_client(name, port, concurrency, requests, tokens)
+                    for _ in range(repeats if name != "httpx" else 1)  # it takes half a minute
                 ]
             )
             for name in ("ours", *peers)
@@ -143,35 +137,34 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         server.kill()
         server.wait()
-    return report(found, given.concurrency)
 
 
-def report(found: dict[str, Result], concurrency: int) -> int:
-    """Print the table and judge our own column."""
-    bad = 0
-    print(f"smoke load client, C={concurrency}, true TTFT {TTFT_MS:g} ms, ITL {ITL_MS:g} ms")
+def run() -> Iterator[Figure]:
+    """Yield the promised figures; the peers' numbers stand beside them."""
+    found = measure_all()
+    mine = found["ours"]
     for key, limit in LIMITS.items():
-        mine = getattr(found["ours"], key)
-        met = abs(mine) <= limit
-        bad += not met
-        peers = []
-        for name, result in found.items():
-            if name == "ours":
-                continue
-            theirs = getattr(result, key)
-            ratio = f", ratio {theirs / mine:.1f}" if mine > 0.01 and key in ("cpu", "rss") else ""
-            peers.append(f"{name} {theirs:.2f}{ratio}")
-        print(
-            f"  {NAMES[key]:<26} ours {mine:.2f} (limit {limit:g}: {'met' if met else 'NOT MET'})  "
-            + "; ".join(peers)
+        others = [f"{name} {getattr(r, key):.1f}" for name, r in found.items() if name != "ours"]
+        note = f"C={CONCURRENCY}; {', '.join(others)}"
+        yield Figure(
+            f"smoke client: {NAMES[key]}", abs(getattr(mine, key)), None, limit, UNITS[key], note
         )
     for name, result in found.items():
-        mark = "" if result.peak >= concurrency else "  <- did not hold the concurrency"
-        print(f"  in flight at most, {name}: {result.peak} of {concurrency}{mark}")
-        bad += name == "ours" and result.peak < concurrency
+        if name != "ours":
+            label = f"smoke client: CPU per token against {name}"
+            yield Figure(label, mine.cpu, result.cpu, 1.0, "ms", "of 1,000 tokens")
+    missing = CONCURRENCY - mine.peak
+    yield Figure("smoke client: requests missing in flight", missing, None, 0, "", "none may miss")
     start = statistics.median(first_request_s() for _ in range(3))
-    bad += start > 1.0
-    print(f"  first request after start  ours {start:.2f} s (limit 1 s)")
+    yield Figure("smoke: first request after the start", start * 1e3, None, 1000, "ms")
+
+
+def main() -> int:
+    """Print the figures; return 1 when one is over its limit."""
+    bad = 0
+    for figure in run():
+        print(figure.line(), flush=True)
+        bad += not figure.holds
     return 1 if bad else 0
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 clock = time.monotonic
+LENGTH = re.compile(rb"(?i)content-length: (\d+)")
+WANTED = re.compile(rb'"max_tokens": ?(\d+)')
 
 
 def chunk(data: bytes) -> bytes:
@@ -28,6 +31,15 @@ class Truth:
         self.gaps: list[float] = []
         self.running = 0
         self.peak = 0
+        self.pass_s = 0.0
+
+    def begin_pass(self, loop: asyncio.AbstractEventLoop) -> float:
+        self.pass_s = now = clock()
+        loop.call_soon(self.end_pass)
+        return now
+
+    def end_pass(self) -> None:
+        self.pass_s = 0.0
 
 
 class Server(asyncio.Protocol):
@@ -42,28 +54,28 @@ class Server(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
-        # Parsed after everything that has arrived is stamped: our own work is no client's error.
-        self.loop.call_soon(self.take, data, clock())
+        # Stamped when the pass of the loop began, parsed after all its reads: our own work is no
+        # client's error.
+        self.loop.call_soon(self.take, data, self.truth.pass_s or self.truth.begin_pass(self.loop))
 
     def take(self, data: bytes, now: float) -> None:
         self.buffer += data
         head, found, body = self.buffer.partition(b"\r\n\r\n")
         if not found:
-            return None
-        length = 0
-        for line in head.lower().split(b"\r\n"):
-            if line.startswith(b"content-length:"):
-                length = int(line.split(b":")[1])
-        if len(body) < length:
-            return None
-        self.buffer = body[length:]
+            return
+        length = LENGTH.search(head)
+        if length is not None and len(body) < int(length.group(1)):
+            return
+        self.buffer = b""
         if head.startswith(b"GET"):
-            return self.answer_get(head)
-        wanted = json.loads(body[:length])["max_tokens"]
+            self.answer_get(head)
+            return
+        wanted = WANTED.search(body)
+        assert wanted is not None
         self.truth.running += 1
         self.truth.peak = max(self.truth.peak, self.truth.running)
-        self.loop.call_at(self.loop.time() + self.ttft_s, self.first, now, wanted)
-        return None
+        due = self.loop.time() + self.ttft_s - (clock() - now)
+        self.loop.call_at(due, self.first, now, int(wanted.group(1)))
 
     def answer_get(self, head: bytes) -> None:
         status, body = b"404 X", b"{}"

@@ -20,6 +20,7 @@ import httptools
 
 from opsctl.sglang.endpoint import Endpoint
 
+COLON = ord(":")
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -96,13 +97,27 @@ class Exchange:
 
 
 class Pulse:
-    """The last moment at which any byte of any answer arrived."""
+    """The last moment at which any byte of any answer arrived, and the moment of the loop's pass.
 
-    __slots__ = ("last_s", "retained_bytes")
+    All sockets that one pass of the loop finds ready had their bytes when the pass began: they share
+    its time, so the work on the first does not make the last look late.
+    """
+
+    __slots__ = ("last_s", "pass_s", "retained_bytes")
 
     def __init__(self) -> None:
         self.last_s = 0.0
+        self.pass_s = 0.0
         self.retained_bytes = 0
+
+    def begin_pass(self) -> float:
+        """Take the time of this pass; what is scheduled now runs after all its ready sockets."""
+        self.pass_s = now = time.monotonic()
+        asyncio.get_running_loop().call_soon(self.end_pass)
+        return now
+
+    def end_pass(self) -> None:
+        self.pass_s = 0.0
 
 
 class Connection(asyncio.Protocol):
@@ -124,7 +139,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop does not subclass it
 
     def data_received(self, data: bytes) -> None:
-        self.now = self.clock()
+        self.now = self.pulse.pass_s or self.pulse.begin_pass()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -174,7 +189,7 @@ class Connection(asyncio.Protocol):
             return
         exchange.times.append(self.now)
         exchange.pieces.append(body)
-        if body[:1] != b":":  # a comment keeps a proxy awake and is no sign of life of the model
+        if body[0] != COLON:  # a comment keeps a proxy awake and is no sign of life of the model
             self.pulse.last_s = self.now
         self.pulse.retained_bytes += len(body)
         if exchange.abort_after and len(exchange.pieces) >= exchange.abort_after:
