@@ -20,7 +20,6 @@ import httptools
 
 from opsctl.sglang.endpoint import Endpoint
 
-COLON = ord(":")
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -95,20 +94,25 @@ class Exchange:
     def body(self) -> bytes:
         return b"".join(self.pieces)
 
+    def last_token_s(self) -> float | None:
+        """Return when the last piece arrived that is no comment: those keep proxies awake, no more."""
+        for at, piece in zip(reversed(self.times), reversed(self.pieces), strict=True):
+            if piece[:1] != b":":
+                return at
+        return None
+
 
 class Pulse:
-    """The last moment at which any byte of any answer arrived, and the moment of the loop's pass.
+    """The moment at which the event loop's pass began.
 
     All sockets that one pass of the loop finds ready had their bytes when the pass began: they share
     its time, so the work on the first does not make the last look late.
     """
 
-    __slots__ = ("last_s", "pass_s", "retained_bytes")
+    __slots__ = ("pass_s",)
 
     def __init__(self) -> None:
-        self.last_s = 0.0
         self.pass_s = 0.0
-        self.retained_bytes = 0
 
     def begin_pass(self) -> float:
         """Take the time of this pass; what is scheduled now runs after all its ready sockets."""
@@ -189,9 +193,6 @@ class Connection(asyncio.Protocol):
             return
         exchange.times.append(self.now)
         exchange.pieces.append(body)
-        if body[0] != COLON:  # a comment keeps a proxy awake and is no sign of life of the model
-            self.pulse.last_s = self.now
-        self.pulse.retained_bytes += len(body)
         if exchange.abort_after and len(exchange.pieces) >= exchange.abort_after:
             self._end(Ended.CANCELLED, "closed by the client on purpose")
             self.close()

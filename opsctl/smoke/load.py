@@ -124,7 +124,8 @@ class Level:
         self._connections: set[Connection] = set()
         self._over = asyncio.Event()
         self._decoded = 0
-        self._silent_since_s = 0.0
+        self._silent_since_s = self._last_end_s = 0.0
+        self._retained_bytes = 0
         self._outbox: deque[tuple[Connection, Exchange]] = deque()
 
     def trouble(self, sign: Sign) -> None:
@@ -225,6 +226,8 @@ class Level:
                     return
             self.raw.exchanges.append(exchange)
             connection = await self._perform(connection, exchange)
+            self._last_end_s = exchange.end_s
+            self._retained_bytes += sum(map(len, exchange.pieces))
             self._judge_wire(exchange)
 
     async def _perform(self, connection: Connection, exchange: Exchange) -> Connection:
@@ -289,7 +292,7 @@ class Level:
                 self._silent_since_s = now
             due = now + TICK_S
             self._look_for_silence(now)
-            if self._pulse.retained_bytes > RETAINED_LIMIT_BYTES:
+            if self._retained_bytes > RETAINED_LIMIT_BYTES:
                 self._decode_some()
             if self._on_tick is not None:
                 self._on_tick(self.raw)
@@ -300,8 +303,8 @@ class Level:
         waiting = [c for c in self._connections if c.exchange is not None]
         if not waiting:
             return
-        youngest = max(c.exchange.sent_s for c in waiting if c.exchange is not None)
-        silent_s = now - max(self._pulse.last_s, youngest, self._silent_since_s)
+        last_s = max(_last_life_s(c.exchange) for c in waiting if c.exchange is not None)
+        silent_s = now - max(last_s, self._last_end_s, self._silent_since_s)
         if silent_s > self._limits.stall_s:
             words = f"no token for {silent_s:.1f} s while {len(waiting)} requests run"
             self.trouble(Sign("stall", now, words, hung=True))
@@ -310,8 +313,7 @@ class Level:
             exchange = connection.exchange
             if exchange is None:
                 continue
-            last = exchange.times[-1] if exchange.times else exchange.sent_s
-            last = max(last, self._silent_since_s)
+            last = max(_last_life_s(exchange), self._silent_since_s)
             limit = self._limits.stall_s if exchange.times else self._limits.first_token_s
             if now - last > limit:
                 what = "a next token" if exchange.times else "a first token"
@@ -326,7 +328,7 @@ class Level:
             if exchange.ended is None:
                 return  # in order: what runs longest holds the rest, at most one level's worth
             if exchange.status == 200 and exchange.cached is None:
-                self._pulse.retained_bytes -= sum(map(len, exchange.pieces))
+                self._retained_bytes -= sum(map(len, exchange.pieces))
                 exchange.cached = decode(
                     self._api, exchange.times, exchange.pieces, exchange.content_type
                 )
@@ -335,6 +337,11 @@ class Level:
             self._decoded = index + 1
             if self._clock() > until:
                 return
+
+
+def _last_life_s(exchange: Exchange) -> float:
+    """Return the last moment at which a request made progress: its last token, or its sending."""
+    return exchange.last_token_s() or exchange.sent_s
 
 
 def raise_descriptor_limit(wanted: int) -> int:
