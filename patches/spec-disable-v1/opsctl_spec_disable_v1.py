@@ -1,13 +1,12 @@
 """Known-bad: the incident's first attempt at decoding without drafts in EAGLEWorker. Kept to reproduce its crash.
 
-It hands the target an ordinary decode batch. The server has captured graphs for the verify step only, with
-num_draft_tokens rows per request, and the scheduler's state between two steps is that of a verify step.
+It hands the target one token per request and no spec_info. The cache slots are still those of the step before,
+and a speculating server has captured graphs for the verify step only, num_draft_tokens rows per request.
 """
 
 import torch
 
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.mem_cache.common import alloc_for_decode
 
 
 def too_many(worker, batch):
@@ -19,7 +18,6 @@ def decode(worker, batch):
     draft = batch.spec_info
     bonus = draft.bonus_tokens if hasattr(draft, "bonus_tokens") else draft.verified_id
     batch.input_ids = bonus.to(torch.int64)
-    batch.out_cache_loc = alloc_for_decode(batch, token_per_req=1)
     batch.spec_info = None
     out = worker.target_worker.forward_batch_generation(batch.get_model_worker_batch())
     return GenerationBatchResult(

@@ -118,21 +118,48 @@ class _Counters:
             self._made["off"].set(1 if off else 0)
 
 
-class _Backlog:
-    """Hidden states and tokens of plain steps that the draft model has not seen, per request."""
+class _Lag:
+    """What the draft model has missed of one request: from position ``first`` on, one ring row each."""
 
-    def __init__(self, rows, device):
+    def __init__(self, req, first):
+        self.req = req
+        self.pool_index = req.req_pool_idx  # the scheduler clears it when the request ends
+        self.first = first
+        self.rows = []
+
+    @property
+    def end(self):
+        return self.first + len(self.rows)
+
+    def as_cached(self, page_size):
+        """Return it cut to what the prefix cache keeps of an ended request, None when that is nothing."""
+        req = self.req
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        end = min(req.kv_committed_len, tokens - 1) // page_size * page_size
+        if not req.finished() or end <= self.first:
+            return None
+        self.rows = self.rows[: end - self.first]
+        return self
+
+
+class _Backlog:
+    """A ring of hidden states, tokens and cache slots of plain steps that the draft has not seen."""
+
+    def __init__(self, rows, device, page_size, keep_ended):
         self.rows = rows
         self.device = device
+        self.page_size = page_size
+        self.keep_ended = keep_ended
         self.cursor = 0
         self.hidden = None  # made with the first step, which knows width and type
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.of = {}  # rid -> [first position, rows]
+        self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.of = {}  # rid -> _Lag
 
     def has_room(self, count):
         return self.cursor + count <= self.rows
 
-    def add(self, reqs, positions, hidden, tokens):
+    def add(self, reqs, positions, hidden, tokens, slots):
         """Keep one step; ``positions`` (CPU) are those that the target has just processed."""
         if self.hidden is None:
             shape = (self.rows, hidden.shape[-1])
@@ -140,25 +167,32 @@ class _Backlog:
         first, last = self.cursor, self.cursor + len(reqs)
         self.hidden[first:last].copy_(hidden)
         self.tokens[first:last].copy_(tokens)
+        self.slots[first:last].copy_(slots)
         for row, (req, position) in enumerate(zip(reqs, positions), start=first):
-            kept = self.of.get(req.rid)
-            if kept is None or kept[0] + len(kept[1]) != position:
+            lag = self.of.get(req.rid)
+            if lag is None or lag.end != position:
                 # new here, or retracted and prefilled again since: the draft has all before it
-                self.of[req.rid] = [position, [row]]
-            else:
-                kept[1].append(row)
+                lag = self.of[req.rid] = _Lag(req, position)
+            lag.rows.append(row)
         self.cursor = last
 
     def take(self, reqs, lengths):
-        """Return (index in the batch, first position, rows) of those that lag, and forget all."""
-        found = []
+        """Return what is to be caught up, and forget it all.
+
+        Returns:
+            (index in the batch, lag) of the requests of this batch, and the lags of those that have
+            ended: the prefix cache keeps their slots, and another request may go on from them.
+        """
+        alive = []
         for index, (req, length) in enumerate(zip(reqs, lengths)):
-            kept = self.of.get(req.rid)
-            if kept is not None and kept[0] + len(kept[1]) == length:
-                found.append((index, kept[0], kept[1]))
+            lag = self.of.pop(req.rid, None)
+            if lag is not None and lag.end == length:
+                alive.append((index, lag))
+        left = self.of.values() if self.keep_ended else ()
+        ended = [lag for lag in (one.as_cached(self.page_size) for one in left) if lag is not None]
         self.of = {}
         self.cursor = 0
-        return found
+        return alive, ended
 
 
 class PlainDecode:
@@ -182,7 +216,10 @@ class PlainDecode:
         sizes = self._capture(target)
         # kernels that only the plain step uses are built on first use: now, not under a burst
         clamp_position(torch.ones(2, dtype=torch.int64, device=worker.device))
-        self.backlog = _Backlog(self._ring_rows(target), worker.device)
+        keep_ended = not worker.server_args.disable_radix_cache
+        self.backlog = _Backlog(
+            self._ring_rows(target), worker.device, worker.page_size, keep_ended
+        )
         if worker.tp_rank == 0:
             logger.info(
                 "opsctl spec-disable: ready: no drafts above %d running requests, drafts again at %d; "
@@ -207,8 +244,9 @@ class PlainDecode:
 
     def _ring_rows(self, target):
         width = target.model_config.hidden_size * 3 * 2  # EAGLE3: three layers, 16 bit
-        largest = self.worker.req_to_token_pool.size
-        return max(2 * largest, min(RING_ROWS, RING_BYTES // width))
+        chunk = self.worker.server_args.chunked_prefill_size or 0
+        rows = min(RING_ROWS, RING_BYTES // width, chunk if chunk > 0 else RING_ROWS)
+        return max(rows, self.worker.req_to_token_pool.size)  # a step of every slot fits
 
     def _capture(self, target):
         """Make the plain step's attention backend, and its CUDA graphs where graphs are on."""
@@ -282,7 +320,7 @@ class PlainDecode:
             out = target.forward(forward_batch)
         logits = out.logits_output
         tokens = target.sample(logits, forward_batch)
-        self.backlog.add(batch.reqs, lengths, logits.hidden_states, tokens)
+        self.backlog.add(batch.reqs, lengths, logits.hidden_states, tokens, step.out_cache_loc)
         if not any(req.return_hidden_states for req in batch.reqs):
             logits.hidden_states = None  # else 0.5.9 copies them to the host at every step
         if batch.return_logprob and logits.next_token_logprobs is not None:
@@ -356,10 +394,25 @@ class PlainDecode:
 
     def _catch_up(self, batch):
         """Run the draft model once over what it has missed, and refresh its first proposals."""
-        lagging = self.backlog.take(batch.reqs, batch.seq_lens_cpu.tolist())
-        if not lagging:
+        alive, ended = self.backlog.take(batch.reqs, batch.seq_lens_cpu.tolist())
+        # attention backends are sized for this many requests, and the ended ones come on top
+        most = self.worker.req_to_token_pool.size
+        for first in range(0, len(ended), most):
+            self._draft_over(batch, ended[first : first + most])
+        if not alive:
             return
-        step, index = self._extend_batch(batch, lagging)
+        logits = self._draft_over(batch, [lag for _, lag in alive])
+        probabilities = torch.softmax(logits.next_token_logits, dim=-1)
+        topk_p, topk_index = fast_topk(probabilities, self.worker.topk, dim=-1)
+        draft = batch.spec_info
+        index = torch.tensor([index for index, _ in alive], device=self.worker.device)
+        draft.topk_p[index] = topk_p
+        draft.topk_index[index] = topk_index
+        draft.hidden_states[index] = logits.hidden_states.to(draft.hidden_states.dtype)
+
+    def _draft_over(self, batch, lags):
+        """Run the draft over what these requests have missed, and return its logits."""
+        step = self._extend_batch(batch, lags)
         drafter = self.worker.draft_worker
         with (
             drafter.draft_tp_context(drafter.draft_runner.tp_group),
@@ -369,58 +422,50 @@ class PlainDecode:
             forward_batch = ForwardBatch.init_new(step, drafter.draft_runner)
             forward_batch.return_logprob = False
             logits = drafter.draft_runner.forward(forward_batch).logits_output
-        probabilities = torch.softmax(logits.next_token_logits, dim=-1)
-        topk_p, topk_index = fast_topk(probabilities, self.worker.topk, dim=-1)
-        draft = batch.spec_info
-        draft.topk_p[index] = topk_p
-        draft.topk_index[index] = topk_index
-        draft.hidden_states[index] = logits.hidden_states.to(draft.hidden_states.dtype)
         self.caught_up += step.extend_num_tokens
         self.counters.add("caught_up", step.extend_num_tokens)
+        return logits
 
-    def _extend_batch(self, batch, lagging):
-        """Return one prefill-like batch of the draft over the missed positions, and who is in it."""
+    def _extend_batch(self, batch, lags):
+        """Return one prefill-like batch of the draft over the missed positions.
+
+        Of an ended request only keys and values matter, and those of a draft's layer come from its
+        inputs alone; its row of the token table may be another's by now, so its slots are our own.
+        """
         device = self.worker.device
-        rows, owners, positions = [], [], []
-        for index, first, kept in lagging:
-            rows += kept
-            owners += [index] * len(kept)
-            positions += range(first, first + len(kept))
-        rows, owners, positions = torch.tensor([rows, owners, positions], device=device)
-        index = torch.tensor([index for index, _, _ in lagging], device=device)
-        counts = [len(kept) for _, _, kept in lagging]
-        lengths_cpu = batch.seq_lens_cpu[[index for index, _, _ in lagging]]
-        table = self.worker.req_to_token_pool.req_to_token
+        rows = torch.tensor([row for lag in lags for row in lag.rows], device=device)
         tokens = self.backlog.tokens[rows]
-        spec_info = EagleDraftInput(
-            hidden_states=self.backlog.hidden[rows],
-            new_seq_lens=batch.seq_lens[index],
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-            **{BONUS: getattr(batch.spec_info, BONUS)[index]},
-        )
-        reqs = [batch.reqs[one] for one, _, _ in lagging]
-        step = dataclasses.replace(
+        lengths_cpu = torch.tensor([lag.end for lag in lags], dtype=batch.seq_lens_cpu.dtype)
+        lengths = lengths_cpu.to(device=device, dtype=batch.seq_lens.dtype)
+        counts = [len(lag.rows) for lag in lags]
+        last = torch.tensor(counts, device=device).cumsum(0) - 1
+        pool = [lag.pool_index for lag in lags]
+        return dataclasses.replace(
             batch,
             forward_mode=ForwardMode.EXTEND,
             input_ids=tokens,
-            req_pool_indices=batch.req_pool_indices[index],
-            seq_lens=batch.seq_lens[index],
-            orig_seq_lens=None if batch.orig_seq_lens is None else batch.orig_seq_lens[index],
+            req_pool_indices=torch.tensor(pool, dtype=batch.req_pool_indices.dtype, device=device),
+            seq_lens=lengths,
+            orig_seq_lens=lengths.to(torch.int32),
             seq_lens_cpu=lengths_cpu,
             seq_lens_sum=int(lengths_cpu.sum()),
-            out_cache_loc=table[batch.req_pool_indices[owners], positions].to(torch.int64),
+            out_cache_loc=self.backlog.slots[rows],
             extend_num_tokens=len(tokens),
             extend_seq_lens=counts,
-            extend_prefix_lens=[first for _, first, _ in lagging],
-            extend_logprob_start_lens=[0] * len(lagging),
+            extend_prefix_lens=[lag.first for lag in lags],
+            extend_logprob_start_lens=[0] * len(lags),
             return_logprob=False,
             top_logprobs_nums=None,
             token_ids_logprobs=None,
             multimodal_inputs=None,
-            lora_ids=[None] * len(lagging),
-            reqs=reqs,
-            spec_info=spec_info,
+            lora_ids=[None] * len(lags),
+            reqs=[lag.req for lag in lags],
             capture_hidden_mode=CaptureHiddenMode.LAST,
+            spec_info=EagleDraftInput(
+                hidden_states=self.backlog.hidden[rows],
+                new_seq_lens=lengths,
+                num_tokens_per_req=1,
+                num_tokens_for_logprob_per_req=1,
+                **{BONUS: tokens[last].to(torch.int32)},
+            ),
         )
-        return step, index
