@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 
-from tests.lab import gpu_command, lifecycle
+from tests.lab import gpu_command, gpus, lifecycle
 from tests.lab.enter import exec_inside, require_ready
 from tests.lab.errors import LabError
+from tests.lab.fixture import Lab, holders
 from tests.lab.instance import Instance, find_instance
 
 EPILOG = """\
@@ -99,10 +100,23 @@ def _status(instance: Instance, options: argparse.Namespace) -> int:
     if record is None:
         print(f"lab {instance.name} is not up")
         return 1
-    print(f"lab {instance.name} is up: {record.mode}, keeper pid {record.keeper_pid}")
+    print(f"lab {instance.name} is up: {record.mode}, built in {record.seconds} s")
     print(f"  state {instance.dir}\n  site  {instance.site_file}\n  ssh   -F {instance.ssh_config}")
     for lack in record.missing:
         print(f"  lacks {lack}")
+    if record.mode == "hosts":
+        listing = Lab(instance, record).pct("list").stdout
+        print(
+            "  containers of pve1:\n" + "".join(f"    {row}\n" for row in listing.splitlines()),
+            end="",
+        )
+    if record.mode == "fleet":
+        print(f"  hosts h1 to h{record.fleet}")
+        return 0
+    for folder in sorted(instance.gpu_dirs.iterdir()):
+        on = [fault.line().strip() for fault in gpus.read_faults(folder)]
+        text = f"{len(holders(folder))} holder(s) of memory; faults: {', '.join(on) or 'none'}"
+        print(f"  GPUs of {folder.name}: {text}")
     return 0
 
 

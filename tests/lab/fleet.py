@@ -183,7 +183,9 @@ def _mount_root(instance: Instance, name: str, base: Path) -> Path:
     kernel.bind(root / "run/boot_id", root / str(BOOT_ID)[1:])
     _make_devices(root / "dev")
     kernel.bind(hosts.LAB_SOURCE_DIR, root / "opt/lab-src", read_only=True)
-    kernel.bind(instance.gpu_dirs / name, root / "var/lib/lab-gpu")
+    gpu_dir = instance.gpu_dirs / name
+    kernel.bind(gpu_dir, root / "var/lib/lab-gpu")
+    kernel.bind(gpu_dir / gpus.PROC_DRIVER, root / "proc/driver", read_only=True)
     for path in _shared(instance):
         kernel.bind(path, root / _inner(path), read_only=True)
     return root

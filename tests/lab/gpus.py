@@ -20,6 +20,7 @@ TOTAL_MIB = 97887
 # What an idle card keeps for itself; v1 "used" includes it. Measured on other cards: 308 to 912 MB.
 RESERVED_MIB = 615
 DRIVER = "580.95.05"
+PROC_DRIVER = "proc-driver"  # folder that the owning host shows as /proc/driver
 CUDA = 13000
 NODES = [
     *(f"/dev/nvidia{index}" for index in range(COUNT)),
@@ -33,7 +34,11 @@ CONTROL_NODE, UVM_NODE = (1, 3), (10, 200)
 # fault -> (per GPU?, default value, meaning)
 FAULTS = {
     "lost": (True, "", "the GPU fell off the bus: every call on it says GPU is lost"),
-    "driver-not-loaded": (False, "", "nvmlInit says driver not loaded"),
+    "driver-not-loaded": (
+        False,
+        "",
+        "nvmlInit says driver not loaded; /proc/driver/nvidia has no version",
+    ),
     "mismatch": (
         False,
         "580.65.06",
@@ -104,6 +109,8 @@ def create(folder: Path, seed: str) -> None:
     (folder / "faults").write_text("")
     (folder / "xids").write_text("")
     (folder / "gpus").write_text("".join(lines))
+    _write_proc_driver(folder)
+    _write_module_version(folder, {})
 
 
 def uuids(folder: Path) -> list[str]:
@@ -170,9 +177,20 @@ def clear_xids(folder: Path) -> None:
 
 
 def _write_faults(folder: Path, faults: Iterable[Fault]) -> None:
+    on = list(faults)
     temporary = folder / "faults.new"
-    temporary.write_text("".join(fault.line() for fault in faults))
+    temporary.write_text("".join(fault.line() for fault in on))
     temporary.replace(folder / "faults")
+    _write_module_version(folder, {fault.name: fault.value for fault in on})
+
+
+def _write_module_version(folder: Path, on: dict[str, str]) -> None:
+    """Have /proc/driver/nvidia/version agree with the faults: another module, or none."""
+    version = folder / PROC_DRIVER / "nvidia" / "version"
+    if "driver-not-loaded" in on:
+        version.unlink(missing_ok=True)
+        return
+    version.write_text(module_version_text(on.get("mismatch", DRIVER)))
 
 
 def device_nodes() -> str:
@@ -210,15 +228,15 @@ def module_version_text(version: str = DRIVER) -> str:
     )
 
 
-def write_proc_driver(target: Path, folder: Path) -> None:
+def _write_proc_driver(folder: Path) -> None:
     """Write what the kernel module shows in /proc/driver/nvidia for a set of GPUs."""
-    target.mkdir(parents=True)
-    (target / "version").write_text(module_version_text())
+    target = folder / PROC_DRIVER / "nvidia"
+    target.mkdir(parents=True, exist_ok=True)
     for line in (folder / "gpus").read_text().splitlines():
         index, uuid_text, name, _, _, bus, _ = line.split("|")
         location = f"0000:{int(bus):02x}:00.0"
         gpu = target / "gpus" / location
-        gpu.mkdir(parents=True)
+        gpu.mkdir(parents=True, exist_ok=True)
         rows = {
             "Model": name,
             "IRQ": str(64 + int(index)),

@@ -113,10 +113,9 @@ def _lxc_config(instance: Instance, host: LabHost) -> str:
             for path in node.shared_folders(instance)
         ),
         f"{instance.gpu_dirs / host.name} {GPU_DIR[1:]} none bind,create=dir 0 0",
-        f"{run / 'proc-driver'} proc/driver none bind 0 0",
+        f"{instance.gpu_dirs / host.name / gpus.PROC_DRIVER} proc/driver none bind 0 0",
         f"{run / 'proc-devices'} proc/devices none bind 0 0",
     ]
-    gpus.write_proc_driver(run / "proc-driver" / "nvidia", instance.gpu_dirs / host.name)
     (run / "proc-devices").write_text(gpus.proc_devices(Path("/proc/devices").read_text()))
     if host is PVE1:
         (run / "images").mkdir()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from tests.lab import kernel
+from tests.lab import processes
 from tests.lab.errors import LabError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ class Instance:
             (record.keeper_pid, record.keeper_ticks),
             (record.sshd_pid, record.sshd_ticks),
         ):
-            if pid is not None and kernel.start_ticks(pid) != ticks:
+            if pid is not None and not processes.is_alive(pid, ticks):
                 return None
         return record
 

@@ -6,14 +6,13 @@ import json
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.lab import access, cgroups, gpus, hosts, kernel, nvml, packages, rootfs, site
+from tests.lab import access, cgroups, gpus, hosts, nvml, packages, processes, rootfs, site
 from tests.lab.enter import run_inside
 from tests.lab.errors import LabError
 from tests.lab.fixture import Lab
@@ -169,7 +168,7 @@ def tear_down(instance: Instance, *, keep_logs: bool = False) -> None:
 
             rootless.stop(record)
         elif record.keeper_pid is not None:
-            _kill_keeper(record)
+            processes.kill_namespace(record.keeper_pid, record.keeper_ticks)
     left = cgroups.remove(instance.cgroup, 0.5)
     if left and cgroups.kill(instance.cgroup):  # a lab whose record was lost
         left = cgroups.remove(instance.cgroup)
@@ -186,23 +185,3 @@ def tear_down(instance: Instance, *, keep_logs: bool = False) -> None:
             entry.unlink()
     if not keep_logs:
         instance.dir.rmdir()
-
-
-def _kill_keeper(record: Record) -> None:
-    """Kill process 1 of the lab; the kernel kills the rest and returns when all are gone."""
-    assert record.keeper_pid is not None
-    try:
-        descriptor = os.pidfd_open(record.keeper_pid)
-    except ProcessLookupError:
-        return
-    try:
-        if kernel.start_ticks(record.keeper_pid) != record.keeper_ticks:
-            return  # the pid belongs to somebody else by now
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        gone, _, _ = select.select([descriptor], [], [], 30)
-        if not gone:
-            raise LabError(
-                f"process {record.keeper_pid} of the lab does not die; is one in D state?"
-            )
-    finally:
-        os.close(descriptor)

@@ -94,6 +94,8 @@ def test_a_fault_is_seen_by_the_node_and_its_container(clean_lab: Lab) -> None:
         done = clean_lab.on(host, ["/usr/bin/nvidia-smi"])
         assert done.exit_code == code
         assert ("Driver/library version mismatch" in done.stdout) == (code != 0)
+        module = clean_lab.on(host, ["/usr/bin/cat", "/proc/driver/nvidia/version"]).stdout
+        assert (" 580.65.06 " in module) == (code != 0)
 
 
 def test_the_incidents_one_liner_counts_as_it_did(clean_lab: Lab) -> None:

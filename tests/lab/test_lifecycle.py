@@ -159,6 +159,41 @@ def test_up_mends_what_a_cut_test_left(instance: Instance) -> None:
     assert lab.pct("status", "129").stdout == "status: running\n"
 
 
+def test_down_does_not_wait_for_zombies_that_nobody_reaps(instance: Instance) -> None:
+    """A program whose starter dies belongs to somebody outside, who may never collect it."""
+    assert command(instance, "up")[0] == 0
+    record = instance.ready_record()
+    assert record is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", CARELESS, str(record.keeper_pid)],
+        cwd=CHECKOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+    ) as careless:
+        try:
+            assert careless.stdout is not None
+            assert careless.stdout.readline() == b"forked\n"
+            started = time.monotonic()
+
+            code, text = command(instance, "down")
+
+            assert code == 0, text
+            assert time.monotonic() - started < 20
+        finally:
+            careless.kill()
+
+
+CARELESS = """
+import os, sys, time
+from tests.lab import kernel
+kernel.setns(f"/proc/{sys.argv[1]}/ns/pid", kernel.NEWPID)
+if os.fork() == 0:
+    time.sleep(300)
+print("forked", flush=True)
+time.sleep(300)
+"""
+
+
 def test_sigkill_of_the_keeper_takes_the_whole_lab(instance: Instance) -> None:
     """One process holds everything; `up` afterwards builds anew."""
     assert command(instance, "up")[0] == 0
@@ -167,9 +202,6 @@ def test_sigkill_of_the_keeper_takes_the_whole_lab(instance: Instance) -> None:
     assert record.keeper_pid is not None
 
     os.kill(record.keeper_pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{record.keeper_pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
-    assert instance.ready_record() is None
+    wait_until(lambda: instance.ready_record() is None, 10, "the lab counts as down")
     assert command(instance, "up")[0] == 0

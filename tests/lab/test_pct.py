@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.fixture import Lab
+from tests.lab.node import ctconf
 
 pytestmark = pytest.mark.lab
 
@@ -25,6 +26,26 @@ def _stop(lab: Lab) -> None:
     lab.pct("unlock", "130")
     if lab.pct("status", "130").stdout == "status: running\n":
         assert lab.pct("stop", "130").exit_code == 0
+
+
+def test_configurations_are_read_and_written_as_proxmox_does() -> None:
+    """Settings sorted, raw LXC lines in order, snapshots as sections; nonsense is complained about."""
+    text = (
+        "#why it is here\n"
+        "arch: amd64\n"
+        "net0: name=eth0,bridge=vmbr0,ip=10.77.1.130/16\n"
+        "lxc.cgroup2.devices.allow: c 195:* rwm\n"
+        "lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file\n"
+        "\n[before]\narch: amd64\nsnaptime: 1700000000\n"
+    )
+
+    config, complaints = ctconf.parse(text + "what is this\n")
+
+    assert complaints == ["what is this"]
+    assert ctconf.dump(config) == text
+    assert config.description == "why it is here\n"
+    assert ctconf.properties(config.settings["net0"])["ip"] == "10.77.1.130/16"
+    assert [key for key, _ in config.lxc] == ["lxc.cgroup2.devices.allow", "lxc.mount.entry"]
 
 
 @pytest.mark.parametrize(
