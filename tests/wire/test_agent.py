@@ -589,3 +589,71 @@ def test_the_transport_error_of_a_missing_shell_is_kept() -> None:
             return super().open(["/nonexistent/shell"])
 
     assert isinstance(start_failure(Nowhere()), TransportError)
+
+
+def test_a_frozen_agent_ends_although_its_client_still_waits(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    """The host stood still past the lease, so another operator may hold the lock: nothing is sent."""
+    with connect(LocalTransport(), silence_s=1.0, ping_s=60) as agent:
+        (target,) = [one for one in read_processes(agent) if one.pid == sleeper.pid]
+        request = {
+            "pid": target.pid,
+            "start_ticks": target.identity.start_ticks,
+            "boot_id": target.identity.boot_id,
+            "signal": "KILL",
+        }
+        errors: list[OpsctlError] = []
+        os.kill(agent.hello["pid"], signal.SIGSTOP)
+        waiting = threading.Thread(
+            target=lambda: errors.append(
+                failure(lambda: agent.call("process.signal", request, timeout_s=20))
+            )
+        )
+        waiting.start()
+        time.sleep(1.3)
+        os.kill(agent.hello["pid"], signal.SIGCONT)
+        waiting.join(10)
+
+    assert [error.exit_code for error in errors] == [40]
+    assert sleeper.poll() is None
+
+
+class Deaf:
+    """A channel that takes everything and says nothing after an agent's first frame."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def read(self, timeout_s: float) -> bytes | None:
+        time.sleep(timeout_s)
+        return None
+
+    def stderr_tail(self) -> bytes:
+        return b""
+
+    def close_stdin(self) -> None: ...
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+def test_a_client_that_stood_still_sends_nothing_more() -> None:
+    """Whatever became of the agent: past the lease not a byte goes out."""
+    channel = Deaf()
+    hello = b'{"protocol":1,"hello":{"pid":1}}\n'
+    agent = RemoteAgent("deaf", channel, hello, silence_s=0.2, ping_s=60)
+    agent.wait_hello(1)
+    time.sleep(0.3)
+
+    error = failure(lambda: agent.call("process.signal", {}, timeout_s=0.1))
+
+    assert error.code == "agent-lost"
+    assert "stood still" in error.message
+    assert channel.written == []
+    agent.close()
