@@ -14,6 +14,9 @@ from opsctl.cli.app import App, command
 @click.option("--reason", help="Why; it is shown to others and kept.")
 @click.option("--again", default="", metavar="REASON", help="Repeat an attempt known to fail.")
 @click.option(
+    "--allow-known-bad", is_flag=True, help="Put in a patch that is known to break the server."
+)
+@click.option(
     "--deadline",
     "deadline_s",
     type=click.FloatRange(min=1),
@@ -27,6 +30,7 @@ def launch(
     patch: bool,
     reason: str | None,
     again: str,
+    allow_known_bad: bool,
     deadline_s: float | None,
 ) -> int:
     """Launch SERVER so that it outlives this command, and prove it healthy.
@@ -40,5 +44,5 @@ def launch(
     """
     from opsctl.cli.playbook_run import Order, run_order
 
-    given = {"smoke": smoke, "patch": patch, "again": again}
+    given = {"smoke": smoke, "patch": patch, "again": again, "allow_known_bad": allow_known_bad}
     return run_order(app, Order("launch", "launch", server, given, reason, deadline_s))
