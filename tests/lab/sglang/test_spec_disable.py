@@ -220,7 +220,9 @@ def test_log_and_metrics_count_what_happened(pair: Pair) -> None:
     with urllib.request.urlopen(url, timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     values = {
-        line.split("{")[0]: float(line.split()[-1]) for line in lines if "opsctl_spec" in line[:30]
+        line.split("{")[0]: float(line.split()[-1])
+        for line in lines
+        if line.startswith("sglang:opsctl_spec")
     }
 
     assert "opsctl spec-disable: drafts off at 5 running requests" in pair.speculating.text()
