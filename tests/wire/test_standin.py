@@ -247,6 +247,28 @@ def test_too_long_a_prompt_is_refused_in_sglangs_words(tmp_path: Path) -> None:
         assert json.loads(answer) == {"error": {"message": text}}
 
 
+def test_sglang_serve_starts_the_same_server(tmp_path: Path) -> None:
+    """The `sglang` command starts it, and `sglang version` says which it is."""
+    start = [sys.executable, "-m", "sglang.cli.main"]
+    port, log = free_port(), tmp_path / "server.log"
+    environment = standin.environment()
+    version = subprocess.run(
+        [*start, "version"], env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert version.stdout == "sglang version: 0.5.12.post1\n"
+
+    argv = [*start, "serve", "--model-path", str(tmp_path), "--port", str(port)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(argv, env=environment, stdout=sink, stderr=sink)
+    server = Server(process, port, log)
+    try:
+        server.wait_for(READY)
+        assert "sglang::scheduler" in server.titles()
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 def test_an_unknown_flag_is_exit_2(tmp_path: Path) -> None:
     """The parser knows the real version's flags, and no others."""
     with running(tmp_path, "--speculative-disable-above", "5", ready=False) as server:
