@@ -133,7 +133,7 @@ def _shell(instance: Instance, options: argparse.Namespace) -> int:
     host, words = options.host, []
     if host in ("ct129", "ct130"):
         host, words = "pve1", ["pct", "enter", host.removeprefix("ct")]
-    terminal = ["-t"] if os.isatty(0) else []
+    terminal = ["-t"] if os.isatty(0) else ["-T"]
     exec_inside(instance, ["ssh", "-F", str(instance.ssh_config), *terminal, host, *words])
     return 0
 

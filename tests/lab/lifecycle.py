@@ -33,6 +33,10 @@ def up(instance: Instance, *, fleet: int = 0) -> Record:
         raise LabError(
             "the lab's containers need root; without it: python -m tests.lab up --no-root"
         )
+    if fleet:
+        from tests.lab.fleet import addresses
+
+        addresses(fleet)  # refuses a number that cannot be
     with instance.locked("up"):
         wanted = ("fleet" if fleet else "hosts", fleet, hash_sources())
         record = instance.ready_record()

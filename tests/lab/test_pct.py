@@ -164,6 +164,20 @@ def test_a_snapshot_brings_files_and_settings_back(ct130: Lab) -> None:
     assert (again.exit_code, again.stderr) == (255, "snapshot 'clean' does not exist\n")
 
 
+def test_files_go_in_and_out(lab: Lab) -> None:
+    """push and pull copy one file; a missing one is named."""
+    lab.on("pve1", ["/bin/sh", "-c", "echo content >/root/outside"])
+
+    assert lab.pct("push", "129", "/root/outside", "/root/inside", "--perms", "600").exit_code == 0
+    assert lab.pct("pull", "129", "/root/inside", "/root/back").exit_code == 0
+
+    assert lab.on("pve1", ["/bin/cat", "/root/back"]).stdout == "content\n"
+    assert lab.on("ct129", ["/usr/bin/stat", "-c", "%a", "/root/inside"]).stdout == "600\n"
+    refused = lab.pct("pull", "129", "/no/such/file", "/root/back")
+    assert refused.exit_code == 255
+    assert "No such file or directory" in refused.stderr
+
+
 def test_a_missing_device_node_keeps_the_container_down(ct130: Lab) -> None:
     """dev0 names a node that is not there: start says which."""
     ct130.on("pve1", ["/usr/bin/sed", "-i", "$ a dev0: /dev/nvidia99", CONFIG])
