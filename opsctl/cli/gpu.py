@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from opsctl.cli.app import App, command, emit
-from opsctl.errors import UsageError
-from opsctl.output import Document, Finding
+from opsctl.cli.gpu_probe import probe
+from opsctl.cli.gpu_target import Target, open_target
+from opsctl.output import Document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from opsctl.agent.client import RemoteAgent
     from opsctl.domain.gpu import MemoryVerdict
-    from opsctl.facts import GpuReport
-    from opsctl.session import Hosts
-    from opsctl.site import Site
 
 
 @click.group("gpu")
@@ -33,111 +24,6 @@ def gpu() -> None:
     baseline plus a margin by NVML's v2 count, and no compute process. 20: seen in use. 21: could
     not be told.
     """
-
-
-@dataclass(slots=True)
-class Target:
-    """The GPUs that a command is about."""
-
-    name: str
-    agent: RemoteAgent
-    report: GpuReport
-    uuids: tuple[str, ...]
-    found: tuple[Finding, ...]
-    classes: Mapping[int, tuple[str, str]]
-    stays: frozenset[int]
-    expect: int | None
-    margin_bytes: int
-    state_dir: Path
-    findings: list[Finding] = field(default_factory=list)
-
-    def judge(self, report: GpuReport) -> MemoryVerdict:
-        from opsctl.domain.gpu_memory import judge_memory
-        from opsctl.steps.baselines import load_baselines
-
-        return judge_memory(
-            report,
-            self.uuids,
-            expect=self.expect,
-            baselines=load_baselines(self.state_dir),
-            classes=self.classes,
-            margin_bytes=self.margin_bytes,
-            found=self.found,
-        )
-
-
-@contextmanager
-def open_target(app: App, name: str, expect: int | None = None) -> Iterator[Target]:
-    """Read the GPUs of a server or a host of the site."""
-    from opsctl.session import open_hosts
-    from opsctl.site import load_site
-
-    site = load_site(app.site_path)
-    with open_hosts(site) as hosts:
-        if name in site.servers:
-            yield _server_target(app, hosts, name, expect)
-        else:
-            site.host(name)
-            yield _host_target(app, site, hosts, name, expect)
-
-
-def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Target:
-    from opsctl.domain.gpu import MIB
-    from opsctl.session import ServerSession
-    from opsctl.steps.picture import take_picture
-
-    session = ServerSession(hosts, name)
-    for error in hosts.warm(session.host_names()).values():
-        raise error
-    picture = take_picture(session)
-    server = session.server
-    return Target(
-        name,
-        session.gpu_agent,
-        picture.report,
-        picture.uuids,
-        picture.found,
-        picture.gpu_classes,
-        picture.protected_gpu_pids,
-        expect or server.gpus.expect,
-        server.stop.margin_mib * MIB,
-        app.state(),
-    )
-
-
-def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | None) -> Target:
-    from opsctl.agent.read import processes_of, read_gpus
-    from opsctl.domain.gpu import IDLE_MARGIN_BYTES, holders_of, resolve_gpus
-    from opsctl.domain.process import describe
-    from opsctl.domain.protection import Table, View, protections
-
-    agent = hosts.agent(site.host(name).via or name)
-    report = read_gpus(agent)
-    facts = agent.call("process.scan", timeout_s=30.0)
-    table = Table.of(processes_of(facts))
-    holders = holders_of(report)
-    graphics = frozenset(holder.pid for holder in holders if holder.kind == "G")
-    never = protections(table, View(facts["self_pid"], 0, None), graphics)
-    classes: dict[int, tuple[str, str]] = {}
-    for holder in holders:
-        process = table.by_pid.get(holder.pid)
-        if process is not None:
-            kind = "protected" if holder.pid in never else "foreign"
-            classes[holder.pid] = (kind, describe(process))
-    uuids, found = resolve_gpus("all", report)
-    stays = frozenset(pid for pid, (kind, _) in classes.items() if kind == "protected")
-    return Target(
-        name,
-        agent,
-        report,
-        uuids,
-        found,
-        classes,
-        stays,
-        expect,
-        IDLE_MARGIN_BYTES,
-        app.state(),
-    )
 
 
 def _expect_option(function: Any) -> Any:
@@ -280,65 +166,6 @@ def _status_lines(target: str, data: dict[str, Any]) -> list[str]:
     if data["learned"]:
         lines.append(f"learned the idle baseline of {len(data['learned'])} GPUs")
     return lines
-
-
-@command("probe")
-@click.argument("server")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1.0),
-    default=90.0,
-    show_default=True,
-    metavar="S",
-    help="For one run of the check, torch's import included; a card that hangs costs one run.",
-)
-def probe(app: App, server: str, timeout: float) -> int:
-    """Compute on each GPU of SERVER with the server's own interpreter and torch, in a child.
-
-    Allocates 64 MiB, multiplies two matrices of small integers (the CPU's product must be met
-    exactly), and copies between neighbours. Finds the card that answers NVML and does not compute.
-    Exit 0: all compute; 20: one does not; 21: not measured (no torch, no CUDA, no GPU).
-    """
-    from dataclasses import asdict
-
-    from opsctl.domain.gpu_compute import compute_findings, exit_code_of
-    from opsctl.session import open_session
-    from opsctl.site import load_site
-    from opsctl.steps.gpu_compute import ComputeProbe
-
-    site = load_site(app.site_path)
-    entry = site.server(server)
-    if entry.python is None:
-        raise UsageError(
-            f"server '{server}' has a command and no python, so there is no torch to ask",
-            next_step="name its interpreter as `python:`, or use `opsctl gpu verify`",
-            subject=server,
-        )
-    with open_target(app, server) as cards:
-        uuids, report_findings = cards.uuids, cards.judge(cards.report).findings
-    with open_session(site, server) as session:
-        run = ComputeProbe(session.agent, [entry.python], uuids, timeout, entry.cwd)
-        found = run.run()
-    findings = [*report_findings, *compute_findings(found, run.copies)]
-    code = exit_code_of(found, run.copies)
-    outcome = {0: "computes", 20: "does-not-compute", 21: "unknown"}[code]
-    data = {
-        "gpus": [asdict(card) for card in found],
-        "copies": [{"from": a, "to": b, "error": error} for a, b, error in run.copies],
-    }
-    document = Document("gpu probe", outcome, code, findings=findings, data=data)
-    return emit(app, document, lambda: "\n".join(_probe_lines(data)))
-
-
-def _probe_lines(data: dict[str, Any]) -> list[str]:
-    lines = []
-    for card in data["gpus"]:
-        took = "" if card["seconds"] is None else f" in {card['seconds']:.2f} s"
-        lines.append(f"  {card['state']:<13} {card['uuid']}{took} {card['detail']}".rstrip())
-    good = [copy for copy in data["copies"] if not copy["error"]]
-    if data["copies"]:
-        lines.append(f"  {len(good)} of {len(data['copies'])} copies between GPUs are good")
-    return lines or ["  no GPU was probed"]
 
 
 for _command in (status, verify, wait, probe):

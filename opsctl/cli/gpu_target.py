@@ -1,0 +1,125 @@
+"""The GPUs that a `gpu` command is about: those of a server, or those of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opsctl.cli.app import App
+from opsctl.output import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opsctl.agent.client import RemoteAgent
+    from opsctl.domain.gpu import MemoryVerdict
+    from opsctl.facts import GpuReport
+    from opsctl.session import Hosts
+    from opsctl.site import Site
+
+
+@dataclass(slots=True)
+class Target:
+    """The GPUs that a command is about."""
+
+    name: str
+    agent: RemoteAgent
+    report: GpuReport
+    uuids: tuple[str, ...]
+    found: tuple[Finding, ...]
+    classes: Mapping[int, tuple[str, str]]
+    stays: frozenset[int]
+    expect: int | None
+    margin_bytes: int
+    state_dir: Path
+
+    def judge(self, report: GpuReport) -> MemoryVerdict:
+        from opsctl.domain.gpu_memory import judge_memory
+        from opsctl.steps.baselines import load_baselines
+
+        return judge_memory(
+            report,
+            self.uuids,
+            expect=self.expect,
+            baselines=load_baselines(self.state_dir),
+            classes=self.classes,
+            margin_bytes=self.margin_bytes,
+            found=self.found,
+        )
+
+
+@contextmanager
+def open_target(app: App, name: str, expect: int | None = None) -> Iterator[Target]:
+    """Read the GPUs of a server or a host of the site."""
+    from opsctl.session import open_hosts
+    from opsctl.site import load_site
+
+    site = load_site(app.site_path)
+    with open_hosts(site) as hosts:
+        if name in site.servers:
+            yield _server_target(app, hosts, name, expect)
+        else:
+            site.host(name)
+            yield _host_target(app, site, hosts, name, expect)
+
+
+def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Target:
+    from opsctl.domain.gpu import MIB
+    from opsctl.session import ServerSession
+    from opsctl.steps.picture import take_picture
+
+    session = ServerSession(hosts, name)
+    for error in hosts.warm(session.host_names()).values():
+        raise error
+    picture = take_picture(session)
+    server = session.server
+    return Target(
+        name,
+        session.gpu_agent,
+        picture.report,
+        picture.uuids,
+        picture.found,
+        picture.gpu_classes,
+        picture.protected_gpu_pids,
+        expect or server.gpus.expect,
+        server.stop.margin_mib * MIB,
+        app.state(),
+    )
+
+
+def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | None) -> Target:
+    from opsctl.agent.read import processes_of, read_gpus
+    from opsctl.domain.gpu import IDLE_MARGIN_BYTES, holders_of, resolve_gpus
+    from opsctl.domain.process import describe
+    from opsctl.domain.protection import Table, View, protections
+
+    agent = hosts.agent(site.host(name).via or name)
+    report = read_gpus(agent)
+    facts = agent.call("process.scan", timeout_s=30.0)
+    table = Table.of(processes_of(facts))
+    holders = holders_of(report)
+    graphics = frozenset(holder.pid for holder in holders if holder.kind == "G")
+    never = protections(table, View(facts["self_pid"], 0, None), graphics)
+    classes: dict[int, tuple[str, str]] = {}
+    for holder in holders:
+        process = table.by_pid.get(holder.pid)
+        if process is not None:
+            kind = "protected" if holder.pid in never else "foreign"
+            classes[holder.pid] = (kind, describe(process))
+    uuids, found = resolve_gpus("all", report)
+    stays = frozenset(pid for pid, (kind, _) in classes.items() if kind == "protected")
+    return Target(
+        name,
+        agent,
+        report,
+        uuids,
+        found,
+        classes,
+        stays,
+        expect,
+        IDLE_MARGIN_BYTES,
+        app.state(),
+    )
