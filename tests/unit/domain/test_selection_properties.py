@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opsctl.domain.gpu import GpuHolder
-from opsctl.domain.protection import Table
+from opsctl.domain.protection import Table, View
 from opsctl.domain.selection import select
 from opsctl.domain.server import ServerIdentity
 from opsctl.domain.stop_plan import plan_stop
@@ -18,6 +18,13 @@ from opsctl.facts import Process, ProcessDetail, ProcessId
 
 from .tables import AGENT, BOOT, GPU0, GPU1, GPU2, detail, hold, proc, server, system, title, view
 
+CONTAINER: dict[str, Any] = {
+    "cgroup": "/lxc/129/ns",
+    "ns_pids": (0, 0),
+    "uid": 100000,
+    "user": None,
+    "pid_namespace": "pid:[4026532129]",
+}
 DAEMONS = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg", "nv-fabricmanager")
 STRANGERS = (
     "python3 train.py --port 30000",
@@ -40,6 +47,7 @@ class World:
     details: dict[int, ProcessDetail] = field(default_factory=dict)
     planted: set[int] = field(default_factory=set)
     next_pid: int = 1000
+    seen_from: View = field(default_factory=view)
 
     def pid(self, draw: st.DrawFn) -> int:
         self.next_pid += draw(st.integers(1, 40))
@@ -111,7 +119,8 @@ def add_strangers(draw: st.DrawFn, world: World) -> None:
             pid = world.add(proc(world.pid(draw), 1, (name,), exe=f"/usr/bin/{name}"))
             world.holders += [hold(uuid, pid) for uuid in gpus]
         elif kind == "server":
-            plant(draw, world, launch_argv(draw, 30001, "/models/other"), gpus)
+            beside = CONTAINER if world.seen_from.container and draw(st.booleans()) else {}
+            plant(draw, world, launch_argv(draw, 30001, "/models/other"), gpus, **beside)
         elif kind == "user":
             own = {"uid": 1001, "user": "ada"}
             plant(draw, world, launch_argv(draw, 30002, "/models/m"), gpus, **own)
@@ -127,7 +136,11 @@ def add_strangers(draw: st.DrawFn, world: World) -> None:
 def kill_root(draw: st.DrawFn, world: World, root: int) -> None:
     """The root dies; its children go to pid 1 or to a subreaper."""
     adopter = 1
-    if draw(st.booleans()):
+    if world.seen_from.container:
+        place = {"cgroup": CONTAINER["cgroup"], "uid": CONTAINER["uid"], "start": 500}
+        pid = world.pid(draw)
+        adopter = world.add(proc(pid, 1, "/sbin/init", exe="/sbin/init", ns_pids=(pid, 1), **place))
+    elif draw(st.booleans()):
         adopter = world.add(proc(world.pid(draw), 1, ("tmux",), exe="/usr/bin/tmux", start=500))
     moved = []
     for process in world.processes:
@@ -149,10 +162,14 @@ def worlds(draw: st.DrawFn) -> World:
     """A host with the wanted server alive or orphaned, and with strangers around it."""
     world = World(server())
     own: dict[str, Any] = {}
+    if draw(st.booleans()):
+        own = dict(CONTAINER)
+        world.seen_from = view(container="129", owner_uid=CONTAINER["uid"])
     root = plant(draw, world, launch_argv(draw, 30000, "/models/m"), [GPU0, GPU1], ours=True, **own)
     start = {p.pid: p.identity.start_ticks for p in world.processes}
     if draw(st.booleans()):
-        recorded = tuple(ProcessId(BOOT, pid, start[pid]) for pid in world.planted)
+        shift = 900 if own else 0  # the record has the container's numbers
+        recorded = tuple(ProcessId(BOOT, pid - shift, start[pid]) for pid in world.planted)
         world.identity = server(recorded=recorded)
     add_strangers(draw, world)
     if draw(st.booleans()):
@@ -167,7 +184,7 @@ def worlds(draw: st.DrawFn) -> World:
 @given(worlds())
 def test_no_plan_ever_holds_a_stranger(world: World) -> None:
     """Strangers, daemons, other users, other containers and the operator's login are never in it."""
-    result = select(world.identity, world.processes, world.details, world.holders, view())
+    result = select(world.identity, world.processes, world.details, world.holders, world.seen_from)
 
     assert result.pids <= world.planted
     assert not {1, 2, 50, 700, 800, 810, AGENT} & result.pids
@@ -182,7 +199,7 @@ def test_no_plan_ever_holds_a_stranger(world: World) -> None:
 @given(worlds())
 def test_a_planted_server_is_found_whole_or_the_plan_is_refused(world: World) -> None:
     """While the root lives every process is found; without it, all workers or a refusal."""
-    result = select(world.identity, world.processes, world.details, world.holders, view())
+    result = select(world.identity, world.processes, world.details, world.holders, world.seen_from)
 
     workers = {
         process.pid
@@ -208,6 +225,6 @@ def test_recycled_pids_are_never_taken_for_recorded_ones(world: World, shift: in
         for process in world.processes
     )
     identity = server(recorded=recorded)
-    result = select(identity, world.processes, world.details, world.holders, view())
+    result = select(identity, world.processes, world.details, world.holders, world.seen_from)
 
     assert result.pids <= world.planted
