@@ -234,7 +234,8 @@ def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_pa
         ]
     ) as running:
         wait_for(lambda: _is_watched(host), "the stop has begun", 30)
-        victim = titled_of(host, "ct129", root)[0]
+        # one that pid 1 collects: a zombie keeps its number
+        victim = next(pid for pid in titled_of(host, "ct129", root) if parent_of(host, pid) == 1)
         young = _reuse(victim, "sglang::")
         out, _ = running.communicate(timeout=120)
 
@@ -242,6 +243,10 @@ def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_pa
     assert alive(host, "ct129", young)
     assert b'"exit_code": ' in out
     host.on("ct129", ["kill", "-9", str(young)])
+
+
+def parent_of(lab: Lab, pid: int) -> int:
+    return next(ppid for other, ppid, *_ in table(lab, "ct129") if other == pid)
 
 
 def _is_watched(lab: Lab) -> bool:
@@ -269,6 +274,7 @@ def _reuse(pid: int, title: str) -> int:
         "for _ in range(1000):\n"
         "    try: os.kill(pid,0); time.sleep(0.01)\n"
         "    except ProcessLookupError: break\n"
+        "else: raise SystemExit('not collected')\n"
         "for _ in range(500):\n"
         "    open('/proc/sys/kernel/ns_last_pid','w').write(str(pid-1))\n"
         "    made=subprocess.Popen(['sleep','120'],start_new_session=True,stdout=n,stderr=n)\n"
