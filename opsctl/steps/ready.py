@@ -103,18 +103,21 @@ class _Wait:
         return self.ctx.session.agent.call("launch.find", request, timeout_s=20.0)
 
     def stranger(self, found: Mapping[str, Any]) -> str | None:
-        """Look once, when the server says that it listens, whether it is the one that holds the port."""
+        """Look once, when the server says that it listens, whether it is the one that holds the port.
+
+        A child that was forked a moment ago holds the same socket: what counts is that one of ours does.
+        """
         if self.port_checked or not self.progress.says_it_listens or found["state"] != "running":
             return None
         self.port_checked = True
         request = {"port": self.plan.port}
         port = self.ctx.session.agent.call("preflight.port", request, timeout_s=10.0)
         pids = {process.pid for process in self.workers(found).members}
-        others = [one for one in port["holders"] if one["pid"] not in pids]
-        if not others:
+        holders = port["holders"]
+        if not holders or any(one["pid"] in pids for one in holders):
             return None
-        argv = " ".join(others[0]["argv"])[:120]
-        return f"port {self.plan.port} is answered by pid {others[0]['pid']} ({argv}), not by this server"
+        argv = " ".join(holders[0]["argv"])[:120]
+        return f"port {self.plan.port} is answered by pid {holders[0]['pid']} ({argv}), not by this server"
 
     def is_healthy(self, now: float) -> bool:
         """Probe the health endpoint, one probe in flight, once a second, and only once the port is open."""

@@ -121,13 +121,14 @@ def test_a_cut_run_is_continued(ground: Ground, point: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_run_may_be_cut_anywhere(ground: Ground) -> None:
+@pytest.mark.parametrize("points", [BOUNDARIES, INSIDE], ids=["boundaries", "inside"])
+def test_a_run_may_be_cut_anywhere(ground: Ground, points: list[str]) -> None:
     """kill -9 at each boundary and inside each step that acts; each cut run replaces the one before."""
     ground.write_site(smoke={"levels": [1], "requests": 1, "tokens": 2})
     assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
     missed = []
 
-    for point in [*BOUNDARIES, *INSIDE]:
+    for point in points:
         print(point, flush=True)
         try:
             check_continued(ground, point)
