@@ -25,7 +25,8 @@ from opsctl.steps.failure import diagnose_log
 from opsctl.steps.launch import planned
 
 POLL_S = 0.1
-HEALTH_EVERY_S = 1.0
+TRY_EVERY_S = 1.0
+HEALTH_TRIES = 5
 HEALTH_TIMEOUT_S = 5.0
 PROMPT = "The capital of France is"
 PROMPT_IDS = [3, 5, 7, 11]
@@ -64,7 +65,9 @@ class _Wait:
         self.progress = StartProgress(min(begun, ctx.clock.now()))
         self.limits = Limits(ctx.server.ready.timeout_s, ctx.server.ready.stall_s)
         self.offset = 0
-        self.next_health = 0.0
+        self.next_try = 0.0
+        self.healthy = False
+        self.tried_when_ready = False
         self.port_checked = False
 
     def run(self) -> StepResult:
@@ -82,7 +85,7 @@ class _Wait:
                 raise Interrupted("interrupted while the server was starting; it goes on starting")
             ctx.deadline.left(now, 1.0)
             ctx.reporter.progress(words)
-            if self.is_healthy(now) and (result := self.prove(found)) is not None:
+            if self.is_time(now) and (result := self.prove(found)) is not None:
                 return result
             ctx.clock.sleep(POLL_S)
 
@@ -119,38 +122,63 @@ class _Wait:
         argv = " ".join(holders[0]["argv"])[:120]
         return f"port {self.plan.port} is answered by pid {holders[0]['pid']} ({argv}), not by this server"
 
-    def is_healthy(self, now: float) -> bool:
-        """Probe the health endpoint, one probe in flight, once a second, and only once the port is open."""
+    def is_time(self, now: float) -> bool:
+        """Say whether a proof may be tried: as it says that it is ready, else once a second if healthy.
+
+        One probe is in flight at a time; in many versions a health probe generates a token itself.
+        """
         if not self.progress.says_it_listens and self.plan.package is not None:
             return False
-        if self.progress.ready_line_at is None and now < self.next_health:
+        says_ready = self.progress.ready_line_at is not None
+        if now < self.next_try and (self.tried_when_ready or not says_ready):
             return False
-        self.next_health = now + HEALTH_EVERY_S
+        self.next_try = now + TRY_EVERY_S
+        self.tried_when_ready = says_ready
+        return says_ready or self.health() is None
+
+    def health(self) -> str | None:
+        """Return what is wrong with the health endpoint, None when nothing is."""
+        if self.healthy:
+            return None
         reply = self.ask("GET", "/health", None, HEALTH_TIMEOUT_S)
-        if reply["status"] == 404 and self.plan.package is None:
-            return True  # any other server may have no such endpoint: it answers, and that is said
-        return bool(reply["status"] == 200)
+        absent = (
+            reply["status"] == 404 and self.plan.package is None
+        )  # any other server may have none
+        self.healthy = bool(reply["status"] == 200 or absent)
+        return None if self.healthy else str(reply["error"] or f"status {reply['status']}")
 
     def prove(self, found: Mapping[str, Any]) -> StepResult | None:
-        """Check the workers and ask one real question; None when it is too early."""
+        """Check the workers, ask one real question, ask for its health; None when it is too early.
+
+        The question comes first: SGLang's own health endpoint takes a second (0.5.12), and it is the answer
+        that ends the downtime.
+        """
         workers = self.workers(found)
         if workers.missing:
             return None if self.progress.ready_line_at is None else self.incomplete(workers)
         answer = self.generate()
+        answered_at = self.ctx.clock.now()
         if answer is not None and answer.problem is not None:
             if answer.not_understood:
-                return self.not_understood(answer)
+                return self.not_proven(
+                    f"healthy, but our question does not fit it: {answer.problem}"
+                )
             if self.progress.ready_line_at is None:
                 return None  # warming up: a later question counts
-            return self.failed(StartState.HUNG, f"healthy, but {answer.problem}")
-        return self.done(workers, answer)
+            return self.failed(StartState.HUNG, f"it says that it is ready, but {answer.problem}")
+        problem = None
+        for _ in range(HEALTH_TRIES):  # 503 may only mean busy (sglang#22511)
+            problem = self.health()
+            if problem is None:
+                return self.done(workers, answer, answered_at)
+            self.ctx.clock.sleep(1.0)
+        return self.not_proven(f"it answers, and its health endpoint says: {problem}")
 
     def incomplete(self, workers: Workers) -> StepResult:
         missing = " and ".join(workers.missing)
         return self.failed(StartState.CRASHED, f"it says that it is ready, without {missing}")
 
-    def not_understood(self, answer: Answer) -> StepResult:
-        text = f"healthy, but our question does not fit it: {answer.problem}"
+    def not_proven(self, text: str) -> StepResult:
         finding = Finding("not-proven", self.ctx.server_name, text, "ask it by hand")
         return StepResult(StepOutcome.UNKNOWN, findings=(finding,), data=self.facts(), exit_code=21)
 
@@ -198,8 +226,7 @@ class _Wait:
         }
         return self.ctx.session.agent.call("probe.request", request, timeout_s=limit + 5.0)
 
-    def done(self, workers: Workers, answer: Answer | None) -> StepResult:
-        now = self.ctx.clock.now()
+    def done(self, workers: Workers, answer: Answer | None, now: float) -> StepResult:
         self.read_log()
         data = self.facts() | {
             "ready_at": now,

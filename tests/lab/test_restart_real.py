@@ -23,10 +23,15 @@ PORT = 30000
 RESTART_S = 400.0
 
 
-@pytest.fixture
-def place(clean_lab: Lab, tmp_path: Path) -> Iterator[tuple[Lab, Path, Path]]:
-    """The lab, a site whose server is real SGLang holding 20 GiB of a lab GPU, and a state folder."""
+@pytest.fixture(scope="session")
+def built() -> None:
+    """Have real SGLang; it is asked for before the lab, whose network has no route outside."""
     environment.build(environment.default_prefix(), VERSION, print)
+
+
+@pytest.fixture
+def place(built: None, clean_lab: Lab, tmp_path: Path) -> Iterator[tuple[Lab, Path, Path]]:
+    """The lab, a site whose server is real SGLang holding 20 GiB of a lab GPU, and a state folder."""
     site = yaml.safe_load(clean_lab.site_file.read_text())
     made: dict[str, Any] = launch(VERSION, PORT, hold="0:20480").as_dict()["site"]  # type: ignore[assignment]
     site["servers"]["glm5"] = {
