@@ -20,7 +20,7 @@ from opsctl.domain.crash.model import Activity, Kind, Launch, Record
 from opsctl.domain.crash.rules import NOTABLE
 from opsctl.sglang.prefix import Prefix, PrefixReader
 
-MAX_LINE = 4000
+MAX_LINE = 16_000
 """Characters that are kept of one line: a dump of ``reqs=[...]`` can be megabytes long."""
 HEAD_LINES = 400
 """So many lines are kept whatever they say: a short capture is judged as a whole."""
@@ -138,19 +138,20 @@ class Repeats:
     """Knows lines that differ in digits only, so that a flood costs one look-up per line."""
 
     def __init__(self) -> None:
-        self._boring: set[bytes] = set()
-        self._seen: dict[bytes, list[int]] = {}  # skeleton -> first line, times
+        self._boring: set[int] = set()
+        self._seen: dict[int, list[int]] = {}  # hash of the skeleton -> first line, times
 
     def look(self, line: bytes, number: int) -> Look:
         """Say whether a line may mean something, and whether it has come too often."""
-        skeleton = line.translate(None, b"0123456789")
+        bare = line.translate(None, b"0123456789")
+        skeleton = hash(bare)
         if skeleton in self._boring:
             return Look.BORING
         known = self._seen.get(skeleton)
         if known is not None:
             known[1] += 1
             return Look.NOTABLE if known[1] <= MAX_REPEATS else Look.FLOOD
-        lower = skeleton.lower()
+        lower = bare.lower()
         for word in NOTABLE:
             if word in lower:
                 if len(self._seen) < _MAX_SKELETONS:

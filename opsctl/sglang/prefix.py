@@ -20,7 +20,7 @@ _CARRIERS: tuple[re.Pattern[str], ...] = tuple(
         r"\[ *\d{1,9}\.\d{3,6}\] ?",
         r"\((?P<source>[\w:./-]+ pid=\d+(?:, ip=[\d.]+)?)\) ?",
         r"\[pod/[^\]]+\] ",
-        r"(?P<source>[\w.-]*[A-Za-z][\w.-]*) +\| (?![-+ ]*-)",
+        r"(?P<source>(?=[\d.-]{0,60}[A-Za-z_])[\w.-]{1,80}) +\| (?![-+ ]*-)",
         r"\[?(?P<source>rank\d+)\]?: ?(?=\S)",
         rf"\[(?P<time>TIME|{_ISO}|\d\d:\d\d:\d\d(?:\.\d+)?)?(?P<rank>(?: ?{_RANK_WORDS})*)\] ?",
         rf"(?P<level>{_LEVELS}) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?) \[[^\]]+\] ?",

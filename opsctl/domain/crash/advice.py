@@ -247,6 +247,7 @@ QUOTES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("graph-capture", r"failed: ([^\n]{1,160})", "the text after 'failed:' is: {0}"),
         ("warmup-failed", r"Response \[(\d+)\]", "the answer was {0}"),
         ("child-died", r"exit code (-?\d+)", "exit code {0}"),
+        ("child-died", r"(unhandled system error)", "NCCL says {0} and no cause: run with NCCL_DEBUG=INFO and look at /dev/shm first"),
         ("degraded", r"new_token_ratio: ([\d.]+) -> ([\d.]+)", "requests were retracted, the new-token ratio went from {0} to {1}"),
     )
 )  # fmt: skip

@@ -28,6 +28,10 @@ from opsctl.domain.crash.trace import (
     with_time,
 )
 
+_REQUESTS = ("Receive: obj=", "Finish: obj=", "Received request ")
+MAX_MATCHED = 1200
+"""The rules look at so many characters of a record: what went wrong stands in front."""
+MAX_KNOWN = 5_000
 MAX_EVIDENCE = 300
 """More distinct evidence than this is a flood; the first pieces decide."""
 
@@ -156,7 +160,7 @@ class Collector:
 
     def _text(self, record: Record) -> None:
         body = record.body
-        text = body.strip(" |+")
+        text = body.strip(" |+")[:MAX_MATCHED]
         if not text:
             return
         if TRACEBACK in body or " hit an exception" in body:
@@ -230,7 +234,7 @@ class Collector:
         if self._heading is None and "Exception in ASGI" in text:
             self._heading = text
             return
-        if WANTED_STOP.search(text) and not self.run.has_fault:
+        if WANTED_STOP.found(text, text.lower()) and not self.run.has_fault:
             self.run.stopped = True
             return
         rule = self._match(text)
@@ -248,10 +252,13 @@ class Collector:
         skeleton = DIGITS.sub("0", text[:400])
         if skeleton in self._known:
             return self._known[skeleton]
-        rule = None
-        if BENIGN.search(text) is None or "leak detected" in text:
-            rule = next((rule for rule in RULES if rule.pattern.search(text)), None)
-        if len(self._known) < 20_000:
+        if text.startswith(_REQUESTS):
+            return None  # a prompt may say anything
+        lower = text.lower()
+        rule = next((rule for rule in RULES if rule.wording.found(text, lower)), None)
+        if rule is not None and "leak detected" not in text and BENIGN.search(text):
+            rule = None
+        if len(self._known) < MAX_KNOWN:
             self._known[skeleton] = rule
         return rule
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from opsctl.domain.crash.hints import Wording
 from opsctl.domain.crash.model import Launch
 
-_LAUNCH = re.compile(
+_LAUNCH = Wording(
     r"server_args=|ServerArgs\(|non-default args:"
     r"|^(?:[+$#] ?)?(?:exec |nohup |env )?(?:\S+=\S* )*(?:\S*/)?(?:python\S*|sglang|vllm) (?:.* )?(?:sglang\.launch_server|serve) .*--"
 )
-_READY = re.compile(r"fired up and ready to roll|Server is ready|ready to roll")
-_OPEN = re.compile(r"Uvicorn running on|Application startup complete")
-_STEPS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = tuple(
-    (name, re.compile(begin), re.compile(end))
+_READY = Wording(r"fired up and ready to roll|Server is ready|ready to roll")
+_OPEN = Wording(r"Uvicorn running on|Application startup complete")
+_STEPS: tuple[tuple[str, Wording, Wording], ...] = tuple(
+    (name, Wording(begin), Wording(end))
     for name, begin, end in (
         ("distributed", r"Init torch distributed begin|Initializing distributed|ncclCommInitRank", r"Init torch distributed end|Init COMPLETE"),
         ("weights", r"Load weight begin|Loading (?:model )?weights|Starting to load model|Loading safetensors checkpoint shards: +(?!100)\d+%", r"Load weight end|Loading (?:model )?weights took|Model loading took|checkpoint shards: 100%"),
@@ -28,16 +29,18 @@ _STEPS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = tuple(
 
 def read_stage(body: str) -> str | None:
     """Return what a line says of the start: ``launch``, ``open``, ``ready``, ``begin STEP``, ``end STEP``, or None."""
-    if _READY.search(body):
+    body = body[:400]
+    lower = body.lower()
+    if _READY.found(body, lower):
         return "ready"
-    if _OPEN.search(body):
+    if _OPEN.found(body, lower):
         return "open"
-    if _LAUNCH.search(body) and "  <-" not in body and "Killed" not in body:
+    if _LAUNCH.found(body, lower) and "  <-" not in body and "Killed" not in body:
         return "launch"
     for name, begin, end in _STEPS:
-        if end.search(body):
+        if end.found(body, lower):
             return f"end {name}"
-        if begin.search(body):
+        if begin.found(body, lower):
             return f"begin {name}"
     return None
 

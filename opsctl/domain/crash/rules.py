@@ -16,23 +16,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from opsctl.domain.crash.hints import Wording
+
 MACHINE, CAUSE, WRAPPER, WAITING, END, NOTICE = 10, 20, 30, 40, 50, 60
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One wording: when ``pattern`` is found in a record, it speaks for ``category``."""
+    """When ``wording`` is found in a record, it speaks for ``category``."""
 
     name: str
     category: str
     weight: int
-    pattern: re.Pattern[str]
+    wording: Wording
     confidence: float = 0.9
 
 
 def _rules(*rows: tuple[str, str, int, float, str]) -> tuple[Rule, ...]:
     return tuple(
-        Rule(name, category, weight, re.compile(pattern, re.IGNORECASE), confidence)
+        Rule(name, category, weight, Wording(pattern, re.IGNORECASE), confidence)
         for name, category, weight, confidence, pattern in rows
     )
 
@@ -239,6 +241,11 @@ NOTABLE: tuple[bytes, ...] = tuple(
         "^c", "wrong", "differ", "diverge", "garbage", "gibberish", "repeat", "accept", "prompt", "accelerator", "free ",
         "overflow", "dim", "elements", "rows", "shm", "psm", "stack", "tensor", "fault", "warm", "cap", "image", "req", "allocat", "zero", "warp", "process", "step", "health",
         "mem_", "mem-", "errno", "kernel", "byte", "client", "inf", "nvidia", "type", "temporar", "detok",
+        "find -l", "millisec", "underway", "attribute", "alloc_", "allreduce", "arch", "child", "collective", "command",
+        "could not", "enginecore", "equal", "execute", "exhaust", "forward", "fraction", "ftruncate", "garble", "heartbeat",
+        "increase", "leave", "logits", "misalign", "missing", "need", "no available", "no free", "nonsense", "number of",
+        "operation", "out of", "out-of", "port ", "premature", "reduce", "reference", "rpc", "running=0", "sglang",
+        "uncorrect", "unhandled", "unknown", "utiliz", "context", " start ",
     )
 )  # fmt: skip
 
@@ -252,7 +259,7 @@ BENIGN = re.compile(
 )
 
 # What stops a server on purpose.
-WANTED_STOP = re.compile(
+WANTED_STOP = Wording(
     r"SIGTERM received|[Rr]eceived (?:signal )?(?:SIGTERM|SIGINT|15|2)\b|Gracefully exiting|^Stopping (?!at\b|criteria|iteration)\S+|^(?:Shutting down|Shutdown requested|\^C)|KeyboardInterrupt"
     r"|[Ss]topp(?:ed|ing) (?:\S+\.service|SGLang|the server|inference)|Deactivated successfully|code=killed, status=15/TERM|code=exited, status=143|(?:shut ?down|stop) requested|Draining requests|graceful(?:ly)? shut"
 )

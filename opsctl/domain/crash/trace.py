@@ -6,6 +6,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
+from opsctl.domain.crash.hints import Wording
 from opsctl.domain.crash.model import Record
 from opsctl.domain.crash.rules import CAUSE, END, WRAPPER, Rule
 
@@ -54,7 +55,7 @@ class Trace:
 
 
 def _rule(name: str, category: str, weight: int, confidence: float) -> Rule:
-    return Rule(name, category, weight, re.compile("$^"), confidence)
+    return Rule(name, category, weight, Wording("$^"), confidence)
 
 
 SCHEDULER = _rule("scheduler", "scheduler-exception", WRAPPER, 0.85)
