@@ -13,6 +13,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from opsctl.agent.ops import patch, patch_files
 from tests.wire import patch_site
@@ -404,3 +406,40 @@ def test_a_really_full_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
         assert refused.value.kind == "no-space"
         assert snapshot(root) == before
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    contents=st.lists(
+        st.tuples(
+            st.binary(max_size=60).map(lambda b: b.replace(b"x", b"\r\n")),
+            st.binary(max_size=60),
+            st.sampled_from([0o644, 0o444, 0o755, 0o600]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_contents_and_modes_go_there_and_back(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[bytes, bytes, int]]
+) -> None:
+    """Whatever bytes (CRLF, no final newline, none at all) and modes: back is exactly before."""
+    folder = tmp_path_factory.mktemp("any")
+    root, state = folder / "demo", folder / "state"
+    root.mkdir()
+    for number, (old, _, mode) in enumerate(contents):
+        (root / f"f{number}.py").write_bytes(old)
+        (root / f"f{number}.py").chmod(mode)
+    before = snapshot(root)
+    there = [change(f"f{n}.py", old, new) for n, (old, new, _) in enumerate(contents) if old != new]
+    back = [change(f"f{n}.py", new, old) for n, (old, new, _) in enumerate(contents) if old != new]
+
+    patch.apply(request(root, state, there), Context())
+    between = snapshot(root)
+    patch.apply(request(root, state, back, action="revert"), Context())
+
+    assert {k: v[0] for k, v in between.items()} == {
+        f"f{n}.py": new for n, (_, new, _) in enumerate(contents)
+    }
+    assert {k: v[1] for k, v in between.items()} == {k: v[1] for k, v in before.items()}
+    assert snapshot(root) == before
