@@ -79,6 +79,9 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--api-key-file", type=FILE, help="File with the API key that requests carry.")
 @click.option("--ca-file", type=FILE, help="Certificate authority to trust.")
 @click.option("--insecure", is_flag=True, help="Do not verify the server's certificate.")
+@click.option(
+    "--schema", is_flag=True, help="Print the JSON Schema of --json, and do nothing else."
+)
 def smoke(app: App, server: str | None, url: str | None, **given: Any) -> int:
     """Climb the concurrency level by level, and find the level that breaks the server.
 
@@ -92,6 +95,13 @@ def smoke(app: App, server: str | None, url: str | None, **given: Any) -> int:
       opsctl smoke glm5 --profile full --html report.html --fail-if 'p99_ttft_ms@10 > 800'
       opsctl smoke glm5 --bisect
     """
+    if given.pop("schema"):
+        import json
+
+        from opsctl.smoke.schema import SMOKE_SCHEMA
+
+        click.echo(json.dumps(SMOKE_SCHEMA, indent=2))
+        return 0
     from opsctl.cli.smoke_flow import Flow
 
     document, text = Flow(app, server, url, given).run()
