@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,9 +28,11 @@ SILENCE_S = 30.0
 PING_S = 5.0
 PONG_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 20.0
+_PONG = b'{"pong":'
 _SLICE_S = 1.0  # a blocked reader looks this often whether the agent was given up meanwhile
 
 OnEvent = Callable[[dict[str, Any]], None]
+_Frames = collections.deque[dict[str, Any]]  # what arrived for one call and was not looked at yet
 
 
 class Agent(Protocol):
@@ -110,11 +111,6 @@ def start(
     return agent
 
 
-@dataclass(slots=True)
-class _Call:
-    frames: collections.deque[dict[str, Any]] = field(default_factory=collections.deque)
-
-
 class RemoteAgent:
     """A live agent. Any thread may call; whoever waits first reads for all, so no thread stands between.
 
@@ -132,7 +128,7 @@ class RemoteAgent:
         self._ping_s = ping_s
         self._buffer = received
         self._state = threading.Condition()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Frames] = {}
         self._reading = False
         self._failure: OpsctlError | None = None
         self._next_id = 0
@@ -161,7 +157,7 @@ class RemoteAgent:
             AgentError: ``code`` is the operation's own kind, ``operation-timeout``, or ``agent-lost``.
         """
         deadline = time.monotonic() + timeout_s
-        call = _Call()
+        call: _Frames = collections.deque()
         with self._state:
             self._next_id += 1
             call_id = self._next_id
@@ -199,21 +195,31 @@ class RemoteAgent:
     def _send(
         self, call_id: int, operation: str, request: dict[str, Any], timeout_s: float
     ) -> None:
-        module = PROVIDERS.get(operation, operation.partition(".")[0])
-        frame = {"id": call_id, "op": operation, "module": module, "request": request}
-        frame["timeout_s"] = timeout_s
         with self._send_lock:
             if self._failure is not None:
                 raise self._failure
             self._check_pulse()
-            lines = [] if module == "agent" else self._missing(module)
-            lines.append(json.dumps(frame, separators=(",", ":")).encode())
+            if operation == "agent.noop" and not request:
+                data = b'{"ping":%d}\n' % call_id
+            else:
+                data = self._frames_of(call_id, operation, request, timeout_s)
             try:
-                self._channel.write(b"\n".join(lines) + b"\n")
+                self._channel.write(data)
             except TransportError as error:
                 self._fail(self._ended(error))
                 raise self._ended(error) from error
             self._last_sent_s = _clock_s()
+
+    def _frames_of(
+        self, call_id: int, operation: str, request: dict[str, Any], timeout_s: float
+    ) -> bytes:
+        """Return the frame of one call, after the frames of what the host still lacks for it."""
+        module = PROVIDERS.get(operation, operation.partition(".")[0])
+        frame = {"id": call_id, "op": operation, "module": module, "request": request}
+        frame["timeout_s"] = timeout_s
+        lines = self._missing(module)
+        lines.append(json.dumps(frame, separators=(",", ":")).encode())
+        return b"\n".join(lines) + b"\n"
 
     def _check_pulse(self) -> None:
         """Refuse to send once this process stood still for as long as an agent waits."""
@@ -243,7 +249,7 @@ class RemoteAgent:
 
     def _wait(
         self,
-        call: _Call,
+        call: _Frames,
         operation: str,
         deadline: float,
         timeout_s: float,
@@ -272,17 +278,17 @@ class RemoteAgent:
                 subject=self.name,
             )
 
-    def _next_frame(self, call: _Call, deadline: float) -> dict[str, Any] | None:
+    def _next_frame(self, call: _Frames, deadline: float) -> dict[str, Any] | None:
         """Return the next frame of ``call``, None at the deadline; read for everybody where nobody does."""
         while True:
             with self._state:
-                while self._reading and not call.frames and self._failure is None:
+                while self._reading and not call and self._failure is None:
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         return None
                     self._state.wait(left_s)
-                if call.frames:
-                    return call.frames.popleft()
+                if call:
+                    return call.popleft()
                 if self._failure is not None:
                     raise self._failure
                 left_s = deadline - time.monotonic()
@@ -294,7 +300,8 @@ class RemoteAgent:
             finally:
                 with self._state:
                     self._reading = False
-                    self._state.notify_all()
+                    if len(self._calls) > 1:
+                        self._state.notify_all()
 
     def _dispatch(self, data: bytes | None) -> None:
         """Hand what was read to the calls that wait for it; b"" from the channel is its end."""
@@ -305,6 +312,9 @@ class RemoteAgent:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
+            if line.startswith(_PONG):
+                self._deliver(int(line[len(_PONG) : -1]), {"ok": True, "facts": {}})
+                continue
             try:
                 frame = json.loads(line)
             except ValueError:
@@ -317,9 +327,12 @@ class RemoteAgent:
             if "need" in frame:
                 self._supply(frame["need"])
                 continue
-            call = self._calls.get(frame["id"])
-            if call is not None:
-                call.frames.append(frame)
+            self._deliver(frame["id"], frame)
+
+    def _deliver(self, call_id: int, frame: dict[str, Any]) -> None:
+        call = self._calls.get(call_id)
+        if call is not None:  # else it was withdrawn meanwhile
+            call.append(frame)
 
     def _supply(self, name: str) -> None:
         """Send a resource that an operation asks for."""

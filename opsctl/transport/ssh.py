@@ -159,10 +159,9 @@ class SshChannel:
 
     def write(self, data: bytes) -> None:
         deadline = time.monotonic() + WRITE_TIMEOUT_S
-        view = memoryview(data)
-        while view:
+        while data:
             try:
-                sent = self._session.send(view)  # type: ignore[arg-type]
+                sent = self._session.send(data)
             except TimeoutError as error:  # a reader's shorter time-out: nothing was sent
                 if time.monotonic() > deadline:
                     raise TransportError(
@@ -178,7 +177,7 @@ class SshChannel:
                 raise TransportError(
                     f"{self._name}: the command ended while it was written to", code="cut"
                 )
-            view = view[sent:]
+            data = data[sent:]
 
     def feed(self, data: bytes) -> None:
         """Write ``data`` and close stdin; a command that does not want its input is no error."""

@@ -140,7 +140,7 @@ def test_a_reply_cut_in_half_ends_the_call_at_once() -> None:
 
 def test_a_damaged_reply_is_told_as_such() -> None:
     """Something writes into the frames: nothing after it is believed."""
-    script = '"$@" | sed -u "s/.*facts.*/garbage from somewhere/"'
+    script = '"$@" | sed -u "s/.*pong.*/garbage from somewhere/"'
 
     def act() -> None:
         with connect(Wrapped(script)) as agent:
