@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from opsctl.domain.crash.launch import read_launch, read_stage
-from opsctl.domain.crash.model import Activity, Evidence, Kind, Launch, Record
+from opsctl.domain.crash.model import Evidence, Kind, Record
 from opsctl.domain.crash.rules import BENIGN, CAUSE, END, NOTICE, RULES, WANTED_STOP, WRAPPER, Rule
+from opsctl.domain.crash.run import Run
 from opsctl.domain.crash.streams import StreamJudge
 from opsctl.domain.crash.trace import (
     DIGITS,
@@ -34,33 +34,6 @@ MAX_MATCHED = 1200
 MAX_KNOWN = 5_000
 MAX_EVIDENCE = 300
 """More distinct evidence than this is a flood; the first pieces decide."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One life of the server inside a log."""
-
-    launch: Launch = field(default_factory=Launch)
-    evidence: list[Evidence] = field(default_factory=list)
-    activity: Activity = field(default_factory=Activity)
-    after_death: Activity = field(default_factory=Activity)
-    served_after: int = 0  # line of the last answer or batch
-    alive_after: int = 0  # line of the last batch, or of "ready"
-    ready: bool = False
-    opened: bool = False
-    stages: int = 0
-    open_stage: tuple[str, Record] | None = None
-    stopped: bool = False
-    traces: int = 0
-
-    @property
-    def began(self) -> bool:
-        """True when anything of this life was seen."""
-        return bool(self.evidence or self.ready or self.stages or self.activity.serves)
-
-    @property
-    def has_fault(self) -> bool:
-        return any(piece.weight < NOTICE for piece in self.evidence)
 
 
 class Collector:
@@ -167,10 +140,10 @@ class Collector:
             self._open_trace(record, text)
             return
         if body.startswith(("Current thread 0x", "Thread 0x")):
-            self._current = Trace("native", text, record, newest_first=True)
+            owner = "native" if body.startswith("Current") else "other thread"
+            self._current = Trace(owner, text, record)
         if 'File "' in text and (frame := FRAME.search(text)) is not None:
-            if self._current is not None:
-                self._current.frames.append(frame_name(frame[1], frame[2]))
+            self._frame(frame_name(frame[1], frame[2]))
             return
         trace = self._trace_of(record)
         indented = body[:1] in " \t|"
@@ -181,6 +154,19 @@ class Collector:
             self._exception(record, text, trace)
             return
         self._line(record, text, trace)
+
+    def _frame(self, name: str) -> None:
+        trace = self._current
+        if trace is None:
+            return
+        if (
+            trace.owner == "native"
+        ):  # a faulthandler dump: newest first, after the line that tells of it
+            last = self._last
+            if last is not None and last.rule == "segfault" and len(last.frames) < 20:
+                last.frames = (name, *last.frames)
+        elif trace.owner != "other thread":
+            trace.frames.append(name)
 
     def _trace_of(self, record: Record) -> Trace | None:
         key = record.rank or record.source
@@ -212,8 +198,8 @@ class Collector:
         if trace is not None and trace.closed and not record.rank and not record.source:
             trace = trace if record.line - trace.record.line < 60 else None
         open_trace = trace if trace is not None and not trace.closed else None
-        if "KeyboardInterrupt" in text[:40] and not self.run.has_fault:
-            self.run.stopped = True
+        if "KeyboardInterrupt" in text[:40]:
+            self.run.stop()
         owner = trace.owner if trace is not None else None
         if open_trace is not None:
             open_trace.closed = True
@@ -234,15 +220,14 @@ class Collector:
         if self._heading is None and "Exception in ASGI" in text:
             self._heading = text
             return
-        if WANTED_STOP.found(text, text.lower()) and not self.run.has_fault:
-            self.run.stopped = True
+        if WANTED_STOP.found(text, text.lower()) and self.run.stop():
             return
         rule = self._match(text)
         if rule is None:
             self._append_extra(text)
             return
-        near = trace is not None and record.line - trace.record.line < 400
-        self._add(rule, record, text, trace if near else None)
+        inside = trace is not None and not trace.closed and record.line - trace.record.line < 400
+        self._add(rule, record, text, trace if inside else None)
 
     def _append_extra(self, text: str) -> None:
         if self._last is not None and len(self._last.extra) < 8:
@@ -279,8 +264,6 @@ class Collector:
             return
         category = self._category(rule, record, trace)
         frames = tuple(trace.frames) if trace is not None else ()
-        if trace is not None and trace.newest_first:
-            frames = frames[::-1]
         if record.time_s is None:
             record = with_time(record, self._time_s)
         piece = Evidence(

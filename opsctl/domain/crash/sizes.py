@@ -148,6 +148,14 @@ def _explain_pair(sizes: Sizes, launch: Launch, *, merge: bool, speculative: boo
     a, b = sizes.a, sizes.b
     if a is None or b is None:
         return "unexplained", (), None, None, None
+    if a == b:
+        return (
+            "unexplained",
+            (f"both sizes are {a}: the message does not name what differs",),
+            None,
+            None,
+            None,
+        )
     for explain in (_context_edge, _model_pair):
         made = explain(sizes, launch, merge)
         if made is not None:

@@ -48,7 +48,6 @@ class Trace:
     owner: str | None
     heading: str
     record: Record
-    newest_first: bool = False
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=40))
     mixed: bool = False
     closed: bool = False
