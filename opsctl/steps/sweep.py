@@ -26,7 +26,8 @@ class Sweep:
 
     def preview(self, ctx: StepContext) -> list[str]:
         found = look(ctx.session.agent, ctx.server.port)
-        verdicts = [verdict for verdict in found if verdict.leftover.kind != "port"]
+        hidden = ("port",) if self.remove else ("port", "lock-file")
+        verdicts = [verdict for verdict in found if verdict.leftover.kind not in hidden]
         lines = [leftover_line(verdict) for verdict in verdicts]
         return [*lines, "and what this server leaves behind when it ends"] if self.remove else lines
 
@@ -73,7 +74,12 @@ def leftover_line(verdict: LeftoverVerdict) -> str:
 def leftover_findings(verdicts: Sequence[LeftoverVerdict], gone: set[str]) -> list[Finding]:
     """Return a finding for the port that is still bound, JIT locks, and segments left in place."""
     findings = []
-    left = [v for v in verdicts if v.removes and v.leftover.path not in gone]
+    # a lock file of ours that nobody holds is free, and in nobody's way: it is not worth a finding
+    left = [
+        verdict
+        for verdict in verdicts
+        if verdict.removes and verdict.leftover.kind == "shm" and verdict.leftover.path not in gone
+    ]
     if left:
         total = sum(verdict.leftover.size_bytes or 0 for verdict in left)
         text = f"{len(left)} leftovers of dead processes, {total / MIB:.1f} MiB"
@@ -96,6 +102,7 @@ def summary(
     if removed:
         total = sum(item["size_bytes"] or 0 for item in removed)
         return f"removed {len(removed)} leftovers, {total / MIB:.1f} MiB"
-    if doomed:
+    kept = [verdict for verdict in verdicts if verdict.leftover.kind == "shm"]
+    if doomed and any(verdict.removes for verdict in kept):
         return f"{len(doomed)} leftovers of dead processes are there"
-    return "nothing left behind" if not verdicts else f"{len(verdicts)} things kept"
+    return f"{len(kept)} segments kept" if kept else "nothing left behind"

@@ -227,7 +227,7 @@ def test_a_pid_that_is_reused_between_plan_and_signal_survives(host: Lab, tmp_pa
             "glm5",
             "--yes",
             "--grace",
-            "6",
+            "20",
             "--json",
             "--state",
             str(tmp_path),
