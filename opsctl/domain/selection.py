@@ -63,6 +63,7 @@ class _Judge:
     proven: dict[int, str] = field(default_factory=dict)
     unsure: dict[int, Ambiguity] = field(default_factory=dict)
     lines: dict[int, LaunchLine] = field(default_factory=dict)
+    roots: frozenset[int] = frozenset()
 
     def selection(self) -> Selection:
         graphics = frozenset(hold.pid for hold in self.holders if hold.kind == "G")
@@ -233,7 +234,20 @@ class _Judge:
     def _doubt_orphan(self, process: Process, claim: Claim) -> None:
         self._doubt(process, claim.reason, (self.server.describe(), *claim.rivals))
 
+    def _find_roots(self) -> frozenset[int]:
+        """Return who gets TERM first: the launched process; workers without a parent only without it."""
+        tops = {pid for pid in self.proven if self.table.by_pid[pid].ppid not in self.proven}
+        launched = {
+            pid
+            for pid in tops
+            if pid in self.lines
+            or is_command(self.server, self.table.by_pid[pid])
+            or self.server.is_recorded(self.table.by_pid[pid])
+        }
+        return frozenset(launched or tops)
+
     def _result(self) -> Selection:
+        self.roots = self._find_roots()
         members = [self._judged(pid, ProcessClass.MEMBER, why) for pid, why in self.proven.items()]
         members.sort(key=lambda member: (not member.is_root, member.pid))
         foreign: list[Judged] = []
@@ -285,7 +299,4 @@ class _Judge:
         process = self.table.by_pid.get(pid)
         wanted = self.server.gpu_uuids
         holds = tuple(h for h in self.holders if h.pid == pid and (h.uuid in wanted or not wanted))
-        root = (
-            kind is ProcessClass.MEMBER and process is not None and process.ppid not in self.proven
-        )
-        return Judged(pid, process, kind, reason, holds, root)
+        return Judged(pid, process, kind, reason, holds, pid in self.roots)

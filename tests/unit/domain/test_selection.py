@@ -401,3 +401,17 @@ def test_an_orphan_below_the_supervisor_is_an_orphan() -> None:
     supervisor = proc(4000, 1, ("python3", "-I", "-S", f"{folder}/supervise.py", folder))
     orphan = title(4202, 4000, "sglang::scheduler_TP0")
     assert chosen(system(supervisor, orphan), holders=[hold(GPU0, 4202)]).pids == {4202}
+
+
+def test_workers_without_a_parent_are_no_roots_while_the_launched_one_lives() -> None:
+    """They get their TERM after it; without it they are the first."""
+    root = proc(4200, 1, LAUNCH, session=4200)
+    worker = title(4202, 1, "sglang::scheduler_TP0", session=4200)
+    holders = [hold(GPU0, 4202)]
+
+    whole = chosen(system(root, worker), holders=holders)
+    orphaned = chosen(system(worker), holders=holders)
+
+    assert [one.pid for one in whole.roots] == [4200]
+    assert whole.pids == {4200, 4202}
+    assert [one.pid for one in orphaned.roots] == [4202]
