@@ -252,7 +252,11 @@ def measure(run: Run, servers: str, repeats: str) -> None:
 
 def incident(run: Run) -> None:
     """The incident's patch: the crash must be found, bracketed and explained."""
-    words = ["--yes", "--no-smoke", "--allow-known-bad", "--again", "reproduce the crash"]
+    refused = run.opsctl("patch-refused", "patch", "apply", "incident", "--yes", expect=(50,))
+    print("   ", refused.get("findings", [{}])[0].get("text", ""), flush=True)
+    run.opsctl("patch-revert", "patch", "revert", "dynamic", "--yes")
+    run.opsctl("patch-incident", "patch", "apply", "incident", "--allow-known-bad", "--yes")
+    words = ["--yes", "--no-smoke", "--no-patch", "--again", "reproduce the crash"]
     done = run.opsctl("restart-incident", "restart", "incident", *words, timeout_s=300)
     if done.get("exit_code") != 0:
         _show_log(run, "incident")
