@@ -240,17 +240,38 @@ QUOTES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("req-slots-exhausted", r"available_size\(?\)?=(\d+).*?num_reqs=(\d+)", "{0} slots were free and {1} wanted"),
         ("collective-timeout", r"OpType=(\w+).*?Timeout\(ms\)=(\d+)", "a {0} waited {1} ms"),
         ("collective-timeout", r"last enqueued NCCL work: (\d+), last completed NCCL work: (-?\d+)", "last enqueued work {0}, last completed {1}"),
-        ("gpu-fault", r"Xid.{0,40}: (\d+)", "Xid {0}"),
-        ("index-out-of-bounds", r"Xid.{0,40}: (\d+)", "Xid {0}"),
         ("host-oom", r"Killed process (\d+) \(([^)]+)\)", "pid {0} ({1}) was killed"),
         ("port-in-use", r"\('([^']+)', (\d+)\)", "address {0} port {1}"),
         ("graph-capture", r"failed: ([^\n]{1,160})", "the text after 'failed:' is: {0}"),
         ("warmup-failed", r"Response \[(\d+)\]", "the answer was {0}"),
-        ("child-died", r"exit code (-?\d+)", "exit code {0}"),
         ("child-died", r"(unhandled system error)", "NCCL says {0} and no cause: run with NCCL_DEBUG=INFO and look at /dev/shm first"),
         ("degraded", r"new_token_ratio: ([\d.]+) -> ([\d.]+)", "requests were retracted, the new-token ratio went from {0} to {1}"),
     )
 )  # fmt: skip
+
+
+SIGNALS = {
+    2: "SIGINT, somebody asked it to end", 3: "SIGQUIT, sent by SGLang when another process failed",
+    4: "SIGILL", 6: "SIGABRT, a native check failed", 7: "SIGBUS, often a full /dev/shm", 8: "SIGFPE",
+    9: "SIGKILL, by the OOM killer or by somebody: see the kernel log",
+    11: "SIGSEGV, a native crash", 15: "SIGTERM, somebody asked it to end",
+}  # fmt: skip
+_EXIT_CODE = re.compile(
+    r"(?:exit(?:ed)?(?: with)?(?: code)?|exitcode|code=\w+, status)[:= ]+(-?\d+)(?!\d)",
+    re.IGNORECASE,
+)
+
+XIDS = {
+    13: "a kernel accessed memory wrongly", 31: "MMU fault: a kernel accessed memory wrongly",
+    43: "the application's channel was stopped after its own fault", 45: "clean-up after an earlier error or a kill",
+    48: "double-bit ECC error", 61: "internal microcontroller", 62: "internal microcontroller", 63: "row remapping recorded",
+    64: "row remapping failed", 74: "NVLink error", 79: "the GPU fell off the bus", 92: "high single-bit ECC rate",
+    94: "contained ECC error", 95: "uncontained ECC error", 119: "the GSP does not answer", 120: "the GSP failed",
+    137: "NVLink fault", 140: "unrecovered ECC error", 143: "GPU initialisation error", 145: "NVLink error",
+    149: "NVLink error", 154: "a recovery action is wanted",
+}  # fmt: skip
+"""NVIDIA's "Xid errors" page, 2025; only those that servers meet."""
+_XID = re.compile(r"Xid.{0,60}?\): (\d+)|Xid.{0,40}: (\d+)")
 
 
 def quote(category: str, text: str) -> list[str]:
@@ -259,4 +280,39 @@ def quote(category: str, text: str) -> list[str]:
     for prefix, pattern, words in QUOTES:
         if category.startswith(prefix) and (hit := pattern.search(text)) is not None:
             found.append(words.format(*hit.groups()))
+    if category in ("child-died", "zombie-service", "detokenizer-died", "host-oom"):
+        found += _exit_words(text)
+    if category in ("gpu-fault", "selection-trap", "index-out-of-bounds", "illegal-access"):
+        found += _xid_words(text)
     return found
+
+
+def _exit_words(text: str) -> list[str]:
+    hit = _EXIT_CODE.search(text)
+    if hit is None:
+        return []
+    code = int(hit[1])
+    number = (
+        -code if code < 0 else code - 128 if 128 < code < 160 else code if "status" in hit[0] else 0
+    )
+    meaning = SIGNALS.get(number)
+    return [f"exit code {code} ({meaning})" if meaning else f"exit code {code}"]
+
+
+def _xid_words(text: str) -> list[str]:
+    numbers = {int(hit[1] or hit[2]) for hit in _XID.finditer(text)}
+    return [
+        f"Xid {number}" + (f": {XIDS[number]}" if number in XIDS else "")
+        for number in sorted(numbers)
+    ]
+
+
+def scattered(wanted: int, free: int, page_size: int) -> str:
+    """Say why free tokens may not suffice when allocation is by page."""
+    if wanted > free:
+        return f"{wanted} tokens were wanted, {free} free"
+    pages = -(-wanted // page_size)
+    return (
+        f"allocation is by pages of {page_size}: {wanted} tokens need {pages} pages for one request and up to "
+        f"{wanted} pages when each goes to another; {free} free tokens are {free // page_size} pages"
+    )

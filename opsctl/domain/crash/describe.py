@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from opsctl.domain.crash.advice import ADVICE, quote
+from opsctl.domain.crash.advice import ADVICE, quote, scattered
 from opsctl.domain.crash.collect import Collector
 from opsctl.domain.crash.model import Context, Diagnosis, Evidence, FirstRecord, Launch, Sizes
 from opsctl.domain.crash.rules import END, NOTICE, WAITING
@@ -12,6 +13,8 @@ from opsctl.domain.crash.run import Run
 from opsctl.domain.crash.signature import make_signature
 from opsctl.domain.crash.sizes import explain_sizes, read_sizes
 from opsctl.domain.crash.trace import own_frames
+
+_TOKENS = re.compile(r"allocate (\d+) tokens.*?Ava\w+ tokens: (\d+)", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ def describe(collector: Collector, run: Run, verdict: Verdict, context: Context)
     record = piece.record if piece is not None else None
     return Diagnosis(
         verdict.category, verdict.confidence, signature, _first_record(verdict), sizes,
-        _explain(verdict, sizes, context), _next(verdict, context),
+        _explain(verdict, sizes, context, launch.page_size), _next(verdict, context),
         line=record.line if record else verdict.line,
         rank=record.rank if record else None,
         time=record.time if record else None,
@@ -89,7 +92,12 @@ def _first_record(verdict: Verdict) -> str | None:
     return (f"[{where}] {words}" if where else words)[:600]
 
 
-def _explain(verdict: Verdict, sizes: Sizes | None, context: Context) -> str:
+def _pages(piece: Evidence, page_size: int) -> list[str]:
+    found = _TOKENS.search("\n".join([piece.text, *piece.extra]))
+    return [scattered(int(found[1]), int(found[2]), page_size)] if found is not None else []
+
+
+def _explain(verdict: Verdict, sizes: Sizes | None, context: Context, page_size: int | None) -> str:
     if verdict.category is None:
         return (
             f"nothing abnormal in this log ({verdict.reason})"
@@ -106,6 +114,8 @@ def _explain(verdict: Verdict, sizes: Sizes | None, context: Context) -> str:
         parts += quote(verdict.category, "\n".join([piece.text, *piece.extra]))
         if piece.count > 1:
             parts.append(f"{piece.count} such lines")
+    if piece is not None and verdict.category == "kv-pool-exhausted" and (page_size or 1) > 1:
+        parts += _pages(piece, page_size or 1)
     if sizes is not None:
         parts += sizes.meanings
     elif context.level == 1 and verdict.category not in ("stream-ok", "degraded"):
