@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,10 @@ from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.errors import OpsctlError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.known_failure import facts_of
+from opsctl.steps.look import gpu_facts
+
+logger = logging.getLogger(__name__)
 
 CONCLUSIVE_EXIT_CODES = (60, 70)
 
@@ -31,6 +36,7 @@ class Record:
         attempt = attempt_of(ctx)
         if attempt is None:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was launched"})
+        keep_facts(ctx)
         findings: list[Finding] = []
         for keep, where in ((keep_here, "ledger"), (keep_there, ctx.server.host)):
             try:
@@ -46,6 +52,20 @@ class Record:
         if findings:
             return StepResult(StepOutcome.FAILED, findings=tuple(findings), data=data, exit_code=40)
         return StepResult(StepOutcome.DONE, changed=True, data=data)
+
+
+def keep_facts(ctx: StepContext) -> None:
+    """Add what the world looks like after the run to what it looked like before; best effort."""
+    if ctx.memory is None:
+        return
+    known = ctx.data_of("known-failure")
+    after: dict[str, Any] = {"workers": ctx.data_of("ready").get("workers")}
+    try:
+        after["gpus"] = gpu_facts(ctx)
+        facts = {**facts_of(ctx, known), "after": after}
+        ctx.memory.set_facts(ctx.run_id, facts, known.get("fingerprint"))
+    except OpsctlError as error:
+        logger.info("the facts after the run were not kept: %s", error.message)
 
 
 def keep_here(ctx: StepContext, attempt: Attempt) -> None:

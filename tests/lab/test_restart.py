@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def mains(lab: Lab, where: str, port: int) -> list[int]:
     return [
         pid
         for pid, _, _, state, args in rows
-        if "sglang.launch_server" in args and wanted in f"{args} " and not state.startswith("Z")
+        if "-m sglang.launch_server" in args and wanted in f"{args} " and not state.startswith("Z")
     ]
 
 
@@ -217,3 +218,25 @@ def test_a_cut_restart_in_the_container_is_resumed(host: Lab, tmp_path: Path) ->
         "ct129", ["systemctl", "show", "-p", "MainPID", "--value", f"opsctl-glm5-{run}.service"]
     )
     assert int(unit.stdout) == found[0]
+
+
+def test_a_lost_ssh_connection_leaves_a_run_to_resume(host: Lab, tmp_path: Path) -> None:
+    """The way breaks while the server starts: cut, not failed; the server goes on, and resume proves it."""
+    site = with_server(host, tmp_path, "plain", env={"LAB_FAULTS": "startup-s=8"})
+    words = ["restart", "plain", "--yes", "--no-smoke", "--json"]
+    words += ["--site", str(site), "--state", str(tmp_path)]
+    child = host.popen([sys.executable, "-m", "opsctl", *words])
+    wait_for(lambda: mains(host, "gpu1", 30001), "the new server")
+
+    host.on("gpu1", ["pkill", "-f", "^sshd: root"])
+    out, _ = child.communicate(timeout=90)
+
+    document = json.loads(out)
+    assert document["outcome"] == "cut"
+    assert document["exit_code"] in (30, 40)
+    assert len(mains(host, "gpu1", 30001)) == 1, host.on("gpu1", ["journalctl", "-n", "20"]).stdout
+    code, resumed = opsctl(
+        host, tmp_path, "resume", document["run"], "--yes", "--site", str(site), timeout_s=120
+    )
+    assert code == 0, resumed["findings"]
+    assert len(mains(host, "gpu1", 30001)) == 1

@@ -258,6 +258,47 @@ def test_ctrl_c_once_finishes_the_step_and_says_where_things_are(ground: Ground)
     assert len(ground.mains()) == 1
 
 
+def test_ctrl_c_twice_stops_at_once_and_says_what_may_be_half_done(ground: Ground) -> None:
+    """The second signal does not wait for the step; the run stays open and is continued."""
+    ground.write_site(faults="startup-s=6")
+    child = subprocess.Popen(
+        ground.command("restart", "one", "--yes", "--no-smoke", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ground.environment(),
+    )
+    wait_for(lambda: ground.mains())
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=30)
+
+    document = json.loads(out)
+    assert document["exit_code"] == 130
+    assert len(ground.mains()) == 1
+    assert open_run(ground) == document["run"]
+    assert ground.json("resume", document["run"], "--yes")["outcome"] == "done"
+    assert len(ground.mains()) == 1
+
+
+def test_a_full_disk_under_the_ledger_leaves_the_server_alone(ground: Ground) -> None:
+    """Exit 50 before anything is signalled: nothing is changed that cannot be written down."""
+    assert ground.json("restart", "one", "--yes", "--no-smoke")["outcome"] == "done"
+    before = ground.mains()
+    small = ground.folder / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no tmpfs may be mounted here")
+    try:
+        document = ground.json("restart", "one", "--yes", "--no-smoke", state="small")
+    finally:
+        subprocess.run(["umount", str(small)], check=False)
+
+    assert document["exit_code"] == 50
+    assert document["findings"][0]["code"] == "ledger-not-writable"
+    assert ground.mains() == before
+
+
 def test_resume_alone_lists_what_is_open(ground: Ground) -> None:
     """Nothing is open, then one run is, by id, server and reason."""
     assert ground.json("resume")["data"]["runs"] == []

@@ -347,7 +347,14 @@ def test_an_attempt_is_kept_here_and_there_and_one_failing_does_not_keep_the_oth
     """The host's disk is full: the ledger has it, and that is said."""
     from opsctl.errors import AgentError
 
-    agent = FakeAgent({"attempts.append": AgentError("no space", code="attempts")})
+    lost = AgentError("gone", code="agent-lost")
+    agent = FakeAgent(
+        {
+            "attempts.append": AgentError("no space", code="attempts"),
+            "gpu.read": lost,
+            "gpu.scan": lost,
+        }
+    )
     ctx = context(agent)
     ctx.results |= {"launch": done(), "ready": done()}
 
