@@ -30,7 +30,6 @@ from opsctl.smoke.prompts import Prompt
 
 TICK_S = 0.05
 STOOD_STILL_S = 0.5
-SENDS_PER_PASS = 4
 CONNECTS_AT_ONCE = 64  # a listen backlog of 100 is common
 RETAINED_LIMIT_BYTES = 16 << 20
 DRAIN_S = 2.0  # after a crash sign: how long others may still end by themselves
@@ -247,20 +246,23 @@ class Level:
         return again
 
     def _send(self, connection: Connection, exchange: Exchange) -> asyncio.Future[None]:
-        """Send in turn, a few per pass of the loop: a pass writes only at its end, after all stamps."""
+        """Send in turn, one per pass of the loop.
+
+        A pass writes only at its end, so stamps of one pass would be earlier than their bytes; and a
+        burst of all slots at once would wait in the server's socket, unseen by both sides.
+        """
         loop = asyncio.get_running_loop()
         done = exchange.done = loop.create_future()
         self._outbox.append((connection, exchange))
         if len(self._outbox) == 1:
-            loop.call_soon(self._send_some)
+            loop.call_soon(self._send_next)
         return done
 
-    def _send_some(self) -> None:
-        for _ in range(min(SENDS_PER_PASS, len(self._outbox))):
-            connection, exchange = self._outbox.popleft()
-            connection.send(exchange)
+    def _send_next(self) -> None:
+        connection, exchange = self._outbox.popleft()
+        connection.send(exchange)
         if self._outbox:
-            asyncio.get_running_loop().call_soon(self._send_some)
+            asyncio.get_running_loop().call_soon(self._send_next)
 
     def _next(self) -> Job | None:
         if self._stopping:
