@@ -42,7 +42,7 @@ def ssh_hosts(count: int) -> list[access.SshHost]:
 def prepare(instance: Instance, count: int) -> None:
     """Make the GPU sets and host keys; outside of the lab's namespaces."""
     for number in range(1, count + 1):
-        gpus.create(instance.gpu_dirs / f"h{number}", f"h{number}")
+        gpus.create(instance.gpu_dirs / f"h{number}", f"h{number}", slots=False)
 
 
 def build(instance: Instance, count: int) -> None:

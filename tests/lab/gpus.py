@@ -91,8 +91,14 @@ class Fault:
         return f"{self.name} {'*' if self.gpu is None else self.gpu} {self.value or '-'}\n"
 
 
-def create(folder: Path, seed: str) -> None:
-    """Make a set of GPUs; ``seed`` decides the UUIDs, so that they are the same after each `up`."""
+def create(folder: Path, seed: str, *, slots: bool = True) -> None:
+    """Make a set of GPUs; ``seed`` decides the UUIDs, so that they are the same after each `up`.
+
+    Args:
+        folder: where.
+        seed: any word.
+        slots: write /proc/driver/nvidia/gpus too; a fleet goes without those 16 files a host.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     lines = []
@@ -109,7 +115,9 @@ def create(folder: Path, seed: str) -> None:
     (folder / "faults").write_text("")
     (folder / "xids").write_text("")
     (folder / "gpus").write_text("".join(lines))
-    _write_proc_driver(folder)
+    (folder / PROC_DRIVER / "nvidia").mkdir(parents=True, exist_ok=True)
+    if slots:
+        _write_proc_driver(folder)
     _write_module_version(folder, {})
 
 
@@ -231,7 +239,6 @@ def module_version_text(version: str = DRIVER) -> str:
 def _write_proc_driver(folder: Path) -> None:
     """Write what the kernel module shows in /proc/driver/nvidia for a set of GPUs."""
     target = folder / PROC_DRIVER / "nvidia"
-    target.mkdir(parents=True, exist_ok=True)
     for line in (folder / "gpus").read_text().splitlines():
         index, uuid_text, name, _, _, bus, _ = line.split("|")
         location = f"0000:{int(bus):02x}:00.0"
