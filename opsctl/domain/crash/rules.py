@@ -78,7 +78,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|(?:minimum|min\.?) (?:required |supported )?(?:cuda |compute )?capability"
      r"|invalid device function|cudaErrorInvalidDeviceFunction|CUDA_ERROR_INVALID_DEVICE_FUNCTION"
      r"|not a recognized processor|Value 'sm_\w+' is not defined for option|Unsupported gpu architecture"
-     r"|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
+     r"|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
      r"|not supported on (?:this )?(?:sm|SM)_?\d\d|No supported CUDA architectures"
      r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)"),
     ("driver", "driver-mismatch", CAUSE, 0.95,
@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"alloc_req_slots runs out|req_to_token_pool.{0,40}(?:exhausted|is full|out of memory|runs out)|(?:out of|no free|not enough|no available) req(?:uest)?(?:_pool)?[ _-](?:slots?|ind)"
      r"|req(?:uest)? slots? (?:are )?exhausted"),
     ("kv-exhausted", "kv-pool-exhausted", CAUSE, 0.95,
-     r"(?:Prefill|Decode|Extend) (?:runs )?out of memory\. Try|^(?:\w+: )?Out of memory\. Try to lower|Try to lower your batch size"
+     r"\bpool (?:is |runs )?out of memory|(?:Prefill|Decode|Extend) (?:runs )?out of memory\. Try|^(?:\w+: )?Out of memory\. Try to lower|Try to lower your batch size"
      r"|token_to_kv_pool.{0,60}(?:out of memory|exhausted|runs out|is full)|out of (?:free )?(?:kv|KV)[ -]?(?:cache )?(?:blocks|tokens|pages|slots|space)"
      r"|Out of memory even after retracting|alloc_(?:token|extend|decode|paged_token)\w*.{0,40}(?:out of memory|failed|None)"
      r"|Cannot get (?:\d+ )?free blocks|No free blocks? (?:are )?available|KV cache (?:pool )?(?:is )?exhausted|failed to allocate (?:kv|KV)\b"),
@@ -154,13 +154,13 @@ RULES: tuple[Rule, ...] = _rules(
      rf"|exceeds dimension size|number of (?:tokens|rows|elements|sizes).{{0,60}}(?:does not match|doesn't match|must match|must be (?:equal|greater)|mismatch)"
      rf"|AssertionError: .{{0,80}}\b(?:shape|size|len|numel|num_tokens|bs|batch)\w*.{{0,60}}(?:(?:!=|==) ?\S*\d|\d ?(?:<=|>=|<|>) ?\d)|inconsistent tensor size|tensors? (?:must|should) have (?:the )?same (?:shape|size|number)"
      rf"|batch size \d+ (?:exceeds|is larger than|>) .{{0,60}}\d|torch\.Size\({_SHAPE}\) (?:vs\.?|!=|and) torch\.Size|all input tensors must have the same|stack expects each tensor to be equal size"
-     rf"|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
+     rf"|must have (?:the )?same reduction dim|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
     # --- somebody waited
     ("nccl-timeout", "collective-timeout", WAITING, 0.93,
      r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation (?:timeout|timed out)|ran for \d+ milliseconds before timing out"
      r"|Timed out waiting \d+ ?ms for (?:recv|send)|Timed out after \d+ seconds waiting for|client socket has timed out after|ProcessGroup\w*'s watchdog got stuck|wait timeout after \d+ms"
      r"|(?:NCCL|Gloo|gloo|barrier|all_?reduce|broadcast|all_?gather).{0,60}(?:timed out|timeout)(?!=|_ms|\(ms\)| is set| set to|:? ?\d+$)|HeartbeatMonitor.*(?:stuck|timed out)"
-     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|other ranks that didn't finish loading"),
+     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|in store based barrier|failed to pass monitoredBarrier|other ranks that didn't finish loading"),
     ("watchdog", "watchdog-timeout", WAITING, 0.93,
      r"watchdog timeout(?! (?:is|of|set|to)\b)|self\.watchdog_timeout=|Pyspy (?:dump for|failed to dump) PID|scheduler (?:made no|has made no|is stuck|stuck).{0,20}(?:progress|forward)?|self\.cur_batch\.batch_size\(\)="
      r"|Scheduler watchdog|forward pass (?:timed out|exceeded)|No (?:scheduler )?(?:step|progress) (?:for|in) \d+ ?s"
@@ -245,7 +245,7 @@ NOTABLE: tuple[bytes, ...] = tuple(
         "could not", "enginecore", "equal", "execute", "exhaust", "forward", "fraction", "ftruncate", "garble", "heartbeat",
         "increase", "leave", "logits", "misalign", "missing", "need", "no available", "no free", "nonsense", "number of",
         "operation", "out of", "out-of", "port ", "premature", "reduce", "reference", "rpc", "running=0", "sglang",
-        "uncorrect", "unhandled", "unknown", "utiliz", "context", " start ",
+        "uncorrect", "unhandled", "unknown", "utiliz", "context", " start ", "barrier",
     )
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from opsctl.domain.crash import Diagnosis, diagnose
 from opsctl.domain.crash.advice import ADVICE
-from opsctl.sglang.log import open_log, read_lines, read_records
+from opsctl.sglang.log import open_log, read_lines, read_records, records_of
 
 SAMPLES = Path(__file__).parents[2] / "data" / "diagnose"
 LABELS: dict[str, str] = json.loads((SAMPLES / "labels.json").read_text())
@@ -44,3 +44,17 @@ def test_healthy_samples_ask_for_nothing(name: str) -> None:
     assert found.severity == "healthy"
     assert found.next == ()
     assert found.signature is None
+
+
+MESSAGES = [line.split("\t", 1) for line in (SAMPLES / "messages.tsv").read_text().splitlines()]
+TRACE = """\
+[2026-11-29 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 1, in run_batch
+{message}
+"""
+
+
+@pytest.mark.parametrize(("category", "message"), MESSAGES)
+def test_message_of_the_scheduler_gets_its_category(category: str, message: str) -> None:
+    """Wordings of PyTorch, NCCL, CUDA and SGLang, each as the last line of a scheduler's traceback."""
+    assert diagnose(records_of(TRACE.format(message=message))).category == category
