@@ -137,6 +137,17 @@ def describe_finding(finding: Finding) -> str:
     return f"{subject}{finding.text}{tail}"
 
 
+def command_of(argv: list[str]) -> str:
+    """Return the command that a command line names, for its schema: ``stop``, ``gpu verify``."""
+    from opsctl.cli import root
+
+    words = [word for word in argv if not word.startswith("-")]
+    found = root.get_command(click.Context(root), words[0]) if words else None
+    if isinstance(found, click.Group) and len(words) > 1 and words[1] in found.commands:
+        return f"{words[0]} {words[1]}"
+    return words[0] if words else "opsctl"
+
+
 def emit_error(argv: list[str], error: BaseException) -> int:
     """Print an error as one sentence with its next step (or as a document), and return its exit code."""
     if not isinstance(error, OpsctlError):
@@ -149,8 +160,7 @@ def emit_error(argv: list[str], error: BaseException) -> int:
             next_step="run again with OPSCTL_TRACEBACK=1 and report the trace",
         )
     if "--json" in argv:
-        words = [word for word in argv if not word.startswith("-")]
-        click.echo(document_of_error(words[0] if words else "opsctl", error).to_json())
+        click.echo(document_of_error(command_of(argv), error).to_json())
     click.echo(f"opsctl: {error.message}", err=True)
     if error.next_step:
         click.echo(f"  next: {error.next_step}", err=True)

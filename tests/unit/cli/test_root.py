@@ -117,3 +117,21 @@ def test_exit_codes_of_the_families_are_the_contract() -> None:
 
     assert list(codes.values()) == [2, 10, 20, 21, 30, 40, 50, 60, 70, 75, 130]
     assert TransportError("x").exit_code == 30
+
+
+@pytest.mark.parametrize(
+    ("argv", "schema"),
+    [
+        (["stop", "nobody", "--json", "--yes"], "opsctl.stop/1"),
+        (["gpu", "verify", "nobody", "--json"], "opsctl.gpu-verify/1"),
+    ],
+)
+def test_an_error_has_the_schema_of_its_command(
+    argv: list[str], schema: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A script that reads `gpu verify` finds its name also when the host is unknown."""
+    site = tmp_path / "opsctl.yaml"
+    site.write_text("hosts: {}\nservers: {}\n")
+    code = run([*argv, "--site", str(site), "--state", str(tmp_path)])
+    assert code == 2
+    assert json.loads(capsys.readouterr().out)["schema"] == schema
