@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import collections
-import hashlib
-import importlib.util
 import json
-import marshal
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 from opsctl.agent import boot
-from opsctl.agent.ops import MODULES, ON_DEMAND, PROVIDERS, RESOURCES
+from opsctl.agent.ops import PROVIDERS
+from opsctl.agent.shipping import missing_frames, resource_frame
 from opsctl.agent.startup import explain_start, read_marker, write_source
 from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.transport.base import Channel, Transport
@@ -217,7 +211,7 @@ class RemoteAgent:
         module = PROVIDERS.get(operation, operation.partition(".")[0])
         frame = {"id": call_id, "op": operation, "module": module, "request": request}
         frame["timeout_s"] = timeout_s
-        lines = self._missing(module)
+        lines = missing_frames(module, self._loaded, self.hello.get("magic"))
         lines.append(json.dumps(frame, separators=(",", ":")).encode())
         return b"\n".join(lines) + b"\n"
 
@@ -232,20 +226,6 @@ class RemoteAgent:
             )
             assert self._failure is not None
             raise self._failure
-
-    def _missing(self, module: str) -> list[bytes]:
-        """Return the load frames that ``module`` still needs, dependencies first."""
-        if module in self._loaded or module not in MODULES:
-            return []
-        lines = [line for needed in MODULES[module] for line in self._missing(needed)]
-        for resource in RESOURCES.get(module, ()):
-            if resource not in self._loaded:
-                frame = _digest_frame if resource in ON_DEMAND else _resource_frame
-                lines.append(frame(resource))
-                self._loaded.add(resource)
-        lines.append(_module_frame(module, self.hello.get("magic")))
-        self._loaded.add(module)
-        return lines
 
     def _wait(
         self,
@@ -338,7 +318,7 @@ class RemoteAgent:
         """Send a resource that an operation asks for."""
         with self._send_lock:
             try:
-                self._channel.write(_resource_frame(name) + b"\n")
+                self._channel.write(resource_frame(name) + b"\n")
             except TransportError as error:
                 self._fail(self._ended(error))
 
@@ -396,37 +376,3 @@ class RemoteAgent:
 def _clock_s() -> float:
     """Return seconds that go on while this machine sleeps, so that a closed lid counts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-@lru_cache(maxsize=128)
-def _module_frame(name: str, magic: str | None) -> bytes:
-    """Return an operation module as a load frame: compiled for a host whose bytecode is ours too."""
-    source = (Path(__file__).parent / "ops" / f"{name}.py").read_bytes()
-    if magic != importlib.util.MAGIC_NUMBER.hex():
-        return _load_frame({"load": name}, source)
-    code = compile(source, f"opsctl-agent:{name}", "exec", dont_inherit=True)
-    return _load_frame({"load": name, "magic": magic}, marshal.dumps(code))
-
-
-@lru_cache(maxsize=4)
-def _resource_frame(name: str) -> bytes:
-    """Return the source of an installed module as a load frame; it is found, not imported."""
-    return _load_frame({"load": name, "resource": True}, _source_of(name))
-
-
-@lru_cache(maxsize=4)
-def _digest_frame(name: str) -> bytes:
-    digest = hashlib.sha256(_source_of(name)).hexdigest()
-    return json.dumps({"load": name, "digest": digest}).encode()
-
-
-def _source_of(name: str) -> bytes:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise AgentError(f"{name} is not installed here", next_step="reinstall opsctl")
-    return Path(spec.origin).read_bytes()
-
-
-def _load_frame(head: dict[str, Any], source: bytes) -> bytes:
-    packed = base64.b64encode(zlib.compress(source, 6)).decode("ascii")
-    return json.dumps({**head, "z": packed}, separators=(",", ":")).encode()

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import opsctl.agent
-from opsctl.agent import client
+from opsctl.agent import shipping
 from opsctl.agent.client import RemoteAgent, connect
-from opsctl.agent.ops import gpu
+from opsctl.agent.ops import nvml_child
 from opsctl.agent.read import (
     gpus_of,
     read_details,
@@ -290,7 +290,7 @@ def kept_code(folder: Path) -> Path:
     """Return where an agent keeps the compiled code of this folder's pynvml."""
     nvml = Path(opsctl.agent.__file__).with_name("nvml.py")
     sources = [(folder / "pynvml.py").read_bytes(), nvml.read_bytes()]
-    return Path(gpu.cache_path(*(hashlib.sha256(source).hexdigest() for source in sources)))
+    return Path(nvml_child.cache_path(*(hashlib.sha256(source).hexdigest() for source in sources)))
 
 
 @contextmanager
@@ -307,13 +307,13 @@ def agent_with_nvml(folder: Path, code: str) -> Iterator[RemoteAgent]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.setenv("LD_LIBRARY_PATH", str(folder))
-        client._resource_frame.cache_clear()
-        client._digest_frame.cache_clear()
+        shipping.resource_frame.cache_clear()
+        shipping.digest_frame.cache_clear()
         with connect(LocalTransport()) as agent:
             yield agent
     kept_code(folder).unlink(missing_ok=True)
-    client._resource_frame.cache_clear()
-    client._digest_frame.cache_clear()
+    shipping.resource_frame.cache_clear()
+    shipping.digest_frame.cache_clear()
 
 
 def test_a_hanging_nvml_is_a_state_and_the_agent_lives_on(tmp_path: Path) -> None:

@@ -8,20 +8,21 @@ MODULES: dict[str, tuple[str, ...]] = {
     "compute": (),
     "details": ("procfs", "sockets"),
     "evidence": ("procfs",),
-    "gpu": ("procfs",),
+    "gpu": ("nvml_child", "procfs"),
     "host": ("procfs",),
     "launch": ("launch_find", "procfs"),
     "launch_find": ("procfs",),
     "leftovers": ("details", "lock", "procfs", "sockets"),
     "lock": ("procfs",),
     "log_read": (),
+    "nvml_child": ("procfs",),
     "package": (),
-    "preflight": ("procfs",),
     "patch": ("patch_files", "patch_proof"),
     "patch_files": (),
     "patch_proof": ("patch_files",),
-    "process": ("procfs",),
+    "preflight": ("procfs",),
     "probe": (),
+    "process": ("procfs",),
     "procfs": (),
     "signalling": ("procfs",),
     "sockets": ("procfs",),
@@ -46,6 +47,6 @@ ON_DEMAND = frozenset({"opsctl.agent.nvml", "pynvml"})
 
 # module -> files of other packages that it gets as data (an importable module's source)
 RESOURCES: dict[str, tuple[str, ...]] = {
-    "gpu": ("opsctl.agent.nvml", "pynvml"),
+    "nvml_child": ("opsctl.agent.nvml", "pynvml"),
     "launch": ("opsctl.agent.supervisor",),
 }
