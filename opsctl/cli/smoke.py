@@ -37,15 +37,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     "--stall",
     "stall_s",
     type=click.FloatRange(0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="No token for this many seconds while requests run: hung.",
+    help="No token for this many seconds while requests run: hung.  [default: 30]",
 )
 @click.option(
     "--startup",
     "startup_s",
     type=click.FloatRange(0, min_open=True),
-    help="Longest wait for a first token, the very first included.  [default: 120]",
+    help="Longest wait for a first token, the very first included.  [default: 4 x --stall]",
 )
 @click.option("--allow-live", is_flag=True, help="Load a server that answers others' requests.")
 @click.option(

@@ -36,6 +36,7 @@ from opsctl.smoke.report import PlainView, report_data, smoke_document, text_rep
 from opsctl.smoke.run import Options, SmokeReport, plan_smoke, run_smoke
 from opsctl.smoke.store import answers_from_json, new_run_id, save_result
 
+STALL_S = 30.0
 OWN = (
     "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
     "html_path", "records_path", "label", "reference", "slo",
@@ -274,8 +275,8 @@ class Flow:
             given["prompt_tokens"],
             read_prompts(prompts) if prompts is not None else (),
             given["seed"],
-            given["stall_s"],
-            given["startup_s"] or 120.0,
+            given["stall_s"] or STALL_S,
+            given["startup_s"] or 4 * (given["stall_s"] or STALL_S),
             given["allow_live"],
             given["drift"],
             self.slo,
@@ -299,7 +300,7 @@ class Flow:
             options.requests = settings.requests
         if self.given["tokens"] is None and "tokens" in told:
             options.tokens = settings.tokens
-        if self.given["startup_s"] is None:
+        if self.given["startup_s"] is None and self.given["stall_s"] is None:
             options.startup_s = settings.timeout_s
         if not options.own_prompts and settings.prompts is not None:
             options.own_prompts = read_prompts(settings.prompts)

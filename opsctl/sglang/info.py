@@ -16,8 +16,9 @@ ROUTES = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
-PROBE_S = 10.0
-EMPTY_POST_S = 3.0
+PROBE_S = 5.0
+QUIET_S = 3.0
+AFTER_STALL_S = 1.0  # a server that let one question hang is not asked long again
 INFO_ROUTES = ("/server_info", "/get_server_info")
 LOAD_ROUTES = ("/v1/loads", "/get_load")
 
@@ -41,6 +42,7 @@ class ServerInfo:
     speculation: str | None = None
     grammar: bool = False
     load_route: str | None = None
+    stalls: bool = False  # it let a question hang: dead workers, or frozen
     metrics: bool = False
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -53,12 +55,12 @@ async def read_info(endpoint: Endpoint, api: str | None, model: str | None) -> S
         UsageError: the server wants another key.
     """
     first: Answer | None = None
+    info = ServerInfo(api or "")
     for route in INFO_ROUTES:
-        first = await _get(endpoint, route)
+        first = await _get(endpoint, info, route)
         if first is not None and first.status == 200:
             break
     raw = first.json() if first is not None and first.status == 200 else None
-    info = ServerInfo(api or "")
     if isinstance(raw, dict) and _is_sglang(raw):
         _take_server_info(info, raw)
     if info.vocabulary is None and info.kind == "sglang":
@@ -107,7 +109,7 @@ def _take_server_info(info: ServerInfo, raw: dict[str, Any]) -> None:
 
 async def _take_model_info(endpoint: Endpoint, info: ServerInfo) -> None:
     for route in ("/model_info", "/get_model_info"):
-        answer = await _get(endpoint, route)
+        answer = await _get(endpoint, info, route)
         raw = answer.json() if answer is not None and answer.status == 200 else None
         if isinstance(raw, dict):
             info.vocabulary = _positive(raw.get("vocab_size"))
@@ -115,7 +117,7 @@ async def _take_model_info(endpoint: Endpoint, info: ServerInfo) -> None:
 
 
 async def _take_models(endpoint: Endpoint, info: ServerInfo) -> None:
-    answer = await _get(endpoint, "/v1/models")
+    answer = await _get(endpoint, info, "/v1/models")
     raw = answer.json() if answer is not None and answer.status == 200 else None
     data = raw.get("data") if isinstance(raw, dict) else None
     if isinstance(data, list) and data and isinstance(data[0], dict):
@@ -134,7 +136,7 @@ async def _choose_api(endpoint: Endpoint, info: ServerInfo) -> str:
         order = ("generate", "chat", "completions")
     for api in order:
         # An empty object: a route that exists answers 400 or 422 without generating anything.
-        answer = await _get(endpoint, ROUTES[api], method="POST", timeout_s=EMPTY_POST_S)
+        answer = await _get(endpoint, info, ROUTES[api], method="POST")
         if answer is None or answer.status not in (404, 405, 501):
             return api  # a route that hangs is there; level 1 will say so
     raise TransportError(
@@ -146,15 +148,19 @@ async def _choose_api(endpoint: Endpoint, info: ServerInfo) -> str:
 
 
 async def _get(
-    endpoint: Endpoint, route: str, method: str = "GET", timeout_s: float = PROBE_S
+    endpoint: Endpoint, info: ServerInfo, route: str, method: str = "GET"
 ) -> Answer | None:
     """Return the answer, or None when the server was too slow to tell; raises when it is not there."""
     try:
         body: dict[str, Any] | None = {} if method == "POST" else None
+        timeout_s = AFTER_STALL_S if info.stalls else PROBE_S
         answer = await ask(endpoint, method, route, body, timeout_s=timeout_s)
     except ConnectFailed as failed:
         if failed.ended in (Ended.STALLED, Ended.CUT, Ended.RESET):
-            if endpoint.tls or failed.ended is Ended.STALLED:
+            if failed.ended is Ended.STALLED:
+                info.stalls = True
+                return None
+            if endpoint.tls:
                 return None
             await _check_still_there(endpoint, failed)
             return None
@@ -227,33 +233,34 @@ async def read_running(endpoint: Endpoint, info: ServerInfo) -> int | None:
     The live routes are asked first: SGLang writes the gauges of /metrics only every few decode
     steps, so they can be old.
     """
+    limit_s = AFTER_STALL_S if info.stalls else QUIET_S
     routes = (info.load_route,) if info.load_route else LOAD_ROUTES
     for route in routes:
-        answer = await _quiet(endpoint, route)
+        answer = await _quiet(endpoint, route, limit_s)
         running = running_of_loads(answer.json()) if answer else None
         if running is not None:
             info.load_route = route
             return running
-    gauges = await read_metrics(endpoint)
+    gauges = await read_metrics(endpoint, limit_s)
     if gauges is not None and "running" in gauges:
         info.metrics = True
         return int(gauges["running"] + gauges.get("queue", 0))
     for route in INFO_ROUTES:
-        answer = await _quiet(endpoint, route)
+        answer = await _quiet(endpoint, route, limit_s)
         if answer is not None:
             return running_of_loads(answer.json())
     return None
 
 
-async def read_metrics(endpoint: Endpoint) -> dict[str, float] | None:
+async def read_metrics(endpoint: Endpoint, limit_s: float = QUIET_S) -> dict[str, float] | None:
     """Return the numbers of /metrics; None when the server has none."""
-    answer = await _quiet(endpoint, "/metrics")
+    answer = await _quiet(endpoint, "/metrics", limit_s)
     if answer is None:
         return None
     return parse_metrics(answer.body.decode("utf-8", "replace")) or None
 
 
-async def _quiet(endpoint: Endpoint, route: str, timeout_s: float = 3.0) -> Answer | None:
+async def _quiet(endpoint: Endpoint, route: str, timeout_s: float) -> Answer | None:
     try:
         answer = await ask(endpoint, "GET", route, timeout_s=timeout_s)
     except ConnectFailed:

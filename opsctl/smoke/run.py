@@ -275,7 +275,8 @@ class Smoke:
         return level
 
     def _reads_metrics(self, report: SmokeReport) -> bool:
-        return report.info.kind != "unknown" or report.info.metrics
+        known = report.info.kind != "unknown" or report.info.metrics
+        return known and not report.info.stalls
 
     def _prompt(self, info: ServerInfo, phase: str, name: str, index: int) -> Prompt:
         shapes = self.options.shapes

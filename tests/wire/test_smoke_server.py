@@ -197,3 +197,34 @@ def test_dry_run_generates_nothing(serve: Any, smoke: Any) -> None:
     assert code == 0
     assert [one["concurrency"] for one in document["data"]["levels"]] == [1, 2, 5, 10]
     assert "Prefill batch" not in server.log.read_text().partition(READY)[2]
+
+
+def test_server_that_was_dead_before_we_came_is_a_hang_at_the_first_level(
+    serve: Any, smoke: Any
+) -> None:
+    """The port answers, the workers are gone: told within four stall times, and never as refused."""
+    server = serve("--lab-health-lies")
+    os.kill(server.pid_of("sglang::scheduler"), signal.SIGKILL)
+    begun = time.monotonic()
+
+    code, document = smoke(server, "--levels", "1,5", "--stall", "1", "--allow-live")
+
+    assert code == 60
+    assert len(document["data"]["levels"]) == 1
+    assert document["data"]["levels"][0]["outcome"] in ("hung", "crashed")
+    assert document["data"]["bracket"] == {"last_good": None, "first_bad": 1}
+    assert time.monotonic() - begun < 60
+
+
+def test_frozen_port_is_a_hang_and_not_an_endless_wait(serve: Any, smoke: Any) -> None:
+    """The main process is stopped: connections open, and nothing answers any question."""
+    server = serve()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+
+    code, document = smoke(server, "--levels", "1", "--stall", "1")
+
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert code == 60
+    assert document["data"]["levels"][0]["outcome"] == "hung"
+    assert time.monotonic() - begun < 60
