@@ -139,13 +139,13 @@ def _there_and_back(
             raise CheckFailed(f"the interpreter imports {seen.root} {seen.version}, not the wheel")
         return seen
 
-    plan = plan_apply(see(), library, series, allow_known_bad=True)
+    plan = plan_apply(see(), library, [patch.id], allow_known_bad=True)
     execute(agent, _unproven(plan))
     for change in plan.changes:
         if change.path.endswith(".py") and change.content is not None:
             compile(change.content, change.path, "exec")
     imports = _imports(agent, plan)
-    execute(agent, _unproven(plan_revert(see(), list(reversed(series)))))
+    execute(agent, _unproven(plan_revert(see(), plan.patches)))
     return len(plan.changes), imports
 
 

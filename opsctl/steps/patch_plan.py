@@ -138,8 +138,8 @@ def plan_apply(
         SafetyRefusal: exit 50, for a known-bad patch without the explicit word, or an exclusion.
         CheckFailed: exit 20, when the files or the version do not allow it: then nothing is planned.
     """
+    series = _series(seen, library, wanted)
     try:
-        series = order_series(library, list(wanted))
         order_series(library, [*seen.applied, *(one for one in series if one not in seen.applied)])
     except PatchConflictError as error:
         raise _excluded(error, seen) from error
@@ -152,6 +152,16 @@ def plan_apply(
             raise _not_applicable(report)
     after = [*seen.applied, *missing]
     return PatchPlan("apply", seen, tuple(missing), tuple(after), _changes(seen, after, missing))
+
+
+def _series(seen: Look, library: Mapping[str, Patch], wanted: Sequence[str]) -> list[str]:
+    """Return ``wanted`` and what it needs here: a need that this version has by itself is met."""
+    try:
+        ordered = order_series(library, list(wanted))
+    except PatchConflictError as error:
+        raise _excluded(error, seen) from error
+    met = [r.patch.id for r in seen.reports if r.state is PatchState.SUPERSEDED]
+    return [one for one in ordered if one in wanted or one not in met]
 
 
 def _excluded(error: PatchConflictError, seen: Look) -> SafetyRefusal:
@@ -175,10 +185,7 @@ def plan_exactly(
     Raises:
         SafetyRefusal, CheckFailed: as ``plan_apply``.
     """
-    try:
-        series = order_series(library, list(wanted))
-    except PatchConflictError as error:
-        raise _excluded(error, seen) from error
+    series = _series(seen, library, wanted)
     missing = [one for one in series if one not in seen.applied]
     surplus = [one for one in seen.applied if one not in series]
     for one in missing:

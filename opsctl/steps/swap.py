@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.domain.patch import Patch, PatchConflictError, order_series
-from opsctl.errors import CheckFailed, SafetyRefusal
+from opsctl.domain.patch import Patch
+from opsctl.errors import CheckFailed
 from opsctl.output import Finding
 from opsctl.patch_library import find_patch, load_library
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
@@ -126,6 +126,8 @@ def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = Fa
     library = load_library()
     if ctx.server.python is None:
         return Swap(library)
+    for one in wanted:
+        find_patch(library, one)
     target = target_of(ctx.server, ctx.server_name)
     try:
         seen = look(ctx.session.agent, target, library, first=wanted)
@@ -136,7 +138,7 @@ def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = Fa
             library
         )  # sglang from a bare source tree: it runs, and nothing in it is patched
     plan = plan_exactly(seen, library, wanted, allow_known_bad=allow_known_bad)
-    return Swap(library, seen, (plan,), tuple(series_of(library, wanted)))
+    return Swap(library, seen, (plan,), plan.after)
 
 
 def standing_contents(ctx: StepContext) -> dict[str, str]:
@@ -151,16 +153,6 @@ def standing_contents(ctx: StepContext) -> dict[str, str]:
             raise
         return {}
     return Swap(library, seen, (), seen.applied).contents()
-
-
-def series_of(library: Mapping[str, Patch], wanted: list[str]) -> list[str]:
-    """Return the patches in order, with what they need. Raises UsageError or SafetyRefusal."""
-    for one in wanted:
-        find_patch(dict(library), one)
-    try:
-        return order_series(library, wanted)
-    except PatchConflictError as error:
-        raise SafetyRefusal(str(error), code="patch-excluded") from error
 
 
 def wanted_patches(ctx: StepContext) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opsctl.domain.hunks import make_diff, parse_diff
-from opsctl.domain.patch import FilePatch, Patch, PatchStatus, Proof, Variant, digest
+from opsctl.domain.patch import FilePatch, Patch, PatchStatus, Proof, Superseded, Variant, digest
 from opsctl.errors import CheckFailed, SafetyRefusal
 from opsctl.patch_trial import HereAgent
 from opsctl.steps.patch import execute, execute_all, look, prove
@@ -37,6 +37,12 @@ LIBRARY = {
     "bad": make("bad", b"return 1", b"return 99", "known-bad", reason="99", conflicts=("good",)),
     "broken": make("broken", b"return 2", b"return = 2"),
     "top": make("top", b"return 2", b"return 20", needs=("good",)),
+    "modern": make("modern", b"return 2", b"return 30", needs=("fix",)),
+    "fix": replace(
+        make("fix", b"return 1", b"return 11"),
+        variants=(Variant("<1.0", ()),),
+        superseded=(Superseded(">=1.0", "the fix itself"),),
+    ),
 }
 
 
@@ -104,6 +110,15 @@ def test_what_a_patch_needs_comes_and_stays(place: Place) -> None:
     with pytest.raises(SafetyRefusal, match="top needs good"):
         plan_revert(seen, ["good"])
     assert set(seen.applied) == {"good", "top"}
+
+
+def test_a_need_that_the_version_has_by_itself_is_met(place: Place) -> None:
+    """A patch for old and new versions may need a fix that only the old ones lack."""
+    place.bring_to("modern")
+
+    assert place.look().applied == ("modern",)
+    with pytest.raises(CheckFailed, match="fix is not needed"):
+        plan_apply(place.look(), LIBRARY, ["fix"])
 
 
 def test_an_excluded_patch_names_what_is_in_the_way(place: Place) -> None:

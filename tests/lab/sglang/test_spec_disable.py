@@ -196,17 +196,17 @@ def test_temperature_penalties_and_grammar_work_on_both_sides_of_the_threshold(p
     assert tokens(few) == tokens(plain)[:2]
 
 
-def test_logprobs_of_plain_steps_are_the_plain_servers(
-    pair: Pair, request: pytest.FixtureRequest
-) -> None:
-    """0.5.9 cannot: its overlap worker dies of any request for logprobs, without a patch too."""
-    if request.node.callspec.params["pair"] == OLD:
-        pytest.skip("unpatched 0.5.9 crashes on logprobs under speculation (overlap worker)")
+def test_logprobs_on_both_sides_of_the_threshold_are_the_plain_servers(pair: Pair) -> None:
+    """0.5.9 has none under the overlap worker, and dies of the wish: spec-v2-logprobs comes along."""
     asked = {"return_logprob": True, "top_logprobs_num": 2}
 
     plain, speculating = pair.both(PROMPTS[:5], lengths=(12, 30), **asked)
+    drafted = ask(pair.speculating, PROMPTS[:2], lengths=(12, 30), **asked)
 
-    for first, second in zip(plain, speculating, strict=True):
+    for first, second in [
+        *zip(plain, speculating, strict=True),
+        *zip(plain, drafted, strict=False),
+    ]:
         left, right = (a["meta_info"]["output_token_logprobs"] for a in (first, second))
         assert [one[1] for one in left] == [one[1] for one in right]
         assert [one[0] for one in left] == pytest.approx([one[0] for one in right], abs=1e-4)
