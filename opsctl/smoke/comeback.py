@@ -88,6 +88,7 @@ def bisect_report(
             levels=(level,),
             down=False,
             mixed=False,
+            allow_live=True,  # nobody but us uses it: we looked before, and have just restarted it
             reference=report.answers or None,
         )
         again = run_again(options)

@@ -16,6 +16,7 @@ SHAPES = ("plain", "short", "long", "prefix", "constrained", "abort")
 FIRST_ID = 3  # below are padding, begin and end in the usual vocabularies
 SAFE_VOCABULARY = 256  # ids below this exist in every vocabulary met so far
 LONG_FACTOR = 8
+CONTEXT_SPARE_TOKENS = 16
 SUBJECTS = ("river", "bridge", "engine", "garden", "library", "harbour", "mountain", "telescope")
 TASKS = (
     "Explain in plain words how a {a} works and why it matters for a {b}.",
@@ -50,6 +51,7 @@ class PromptMaker:
     prompt_tokens: int
     vocabulary: int
     own: tuple[Prompt, ...] = ()  # the user's file instead
+    most_tokens: int | None = None  # longest prompt that the context takes
 
     def pool(self, index: int) -> Prompt:
         """Return a prompt that comes again at every level."""
@@ -74,7 +76,7 @@ class PromptMaker:
         rng = random.Random(f"{self.seed}/{key}")
         length = self.prompt_tokens
         if shape == "long":
-            length *= LONG_FACTOR
+            length = min(length * LONG_FACTOR, self.most_tokens or length * LONG_FACTOR)
         elif shape == "short":
             length = max(1, length // 8)
         if self.kind == "ids":
@@ -130,7 +132,12 @@ def make_prompts(
             next_step="lower --tokens or --prompt-tokens",
         )
     vocabulary = max(min(info.vocabulary or SAFE_VOCABULARY, 30_000), FIRST_ID + 1)
-    return PromptMaker(seed, chosen, prompt_tokens, vocabulary, tuple(own))
+    most = None
+    if info.context_tokens is not None:
+        # Made text has more tokens than words: leave it half of the room.
+        room = info.context_tokens - tokens - CONTEXT_SPARE_TOKENS
+        most = max(prompt_tokens, room if chosen == "ids" else room // 2)
+    return PromptMaker(seed, chosen, prompt_tokens, vocabulary, tuple(own), most)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:

@@ -101,6 +101,14 @@ def test_request_that_cannot_fit_is_refused_before_it_is_sent() -> None:
         maker(context_tokens=90)
 
 
+def test_long_prompts_stay_inside_the_context() -> None:
+    """Eight times the usual length, or what the server's context leaves room for."""
+    wide, narrow = maker(skip_tokenizer=True), maker(skip_tokenizer=True, context_tokens=200)
+
+    assert len(wide.shaped("long", "x", 0).content) == 512  # type: ignore[attr-defined]
+    assert len(narrow.shaped("long", "x", 0).content) == 152  # type: ignore[attr-defined]
+
+
 def test_text_for_a_server_without_tokenizer_is_refused() -> None:
     """The server would answer 400."""
     info = ServerInfo("generate", skip_tokenizer=True)
