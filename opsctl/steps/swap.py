@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.domain.patch import Patch
@@ -99,7 +99,12 @@ class ApplyPatches:
     def run(self, ctx: StepContext) -> StepResult:
         if "stage" in ctx.results and not ctx.data_of("stage").get("transactions"):
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was staged"})
-        replies, swap = bring_to(ctx, wanted_patches(ctx), allow_known_bad=self.allow_known_bad)
+        replies, swap = bring_to(
+            ctx,
+            wanted_patches(ctx),
+            allow_known_bad=self.allow_known_bad,
+            staged=ctx.data_of("stage"),
+        )
         data = {"transactions": replies, "summary": swap.summary()}
         if not replies:
             return StepResult(StepOutcome.UNCHANGED, data=data)
@@ -107,18 +112,39 @@ class ApplyPatches:
 
 
 def bring_to(
-    ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = False
+    ctx: StepContext,
+    wanted: list[str],
+    *,
+    allow_known_bad: bool = False,
+    staged: Mapping[str, Any] | None = None,
 ) -> tuple[list[dict[str, Any]], Swap]:
-    """Do the transactions one after the other, each from a fresh look; return their replies and the state."""
+    """Do the transactions one after the other, each from a fresh look; return their replies and the state.
+
+    ``staged`` is what the stage step of this run proved. The very same content is not proven a second
+    time: the import takes half a minute, and by now the server is down.
+    """
     replies: list[dict[str, Any]] = []
     for _ in range(2):  # the transaction, and the look that finds nothing left to do
         swap = plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
         if not swap.moving:
             break
         plan = swap.moving[0]
+        if staged and is_proven(swap, staged):
+            plan = replace(plan, provable=False)
         ctx.note("patch-intent", {"action": plan.action, "patches": list(plan.patches)})
         replies.append(execute(ctx.session.agent, plan, ctx.run_id))
     return replies, swap
+
+
+def is_proven(swap: Swap, staged: Mapping[str, Any]) -> bool:
+    """Say whether the stage proved exactly what is to be done now: same files, same contents."""
+    proofs = staged.get("proofs") or []
+    return (
+        bool(proofs)
+        and all(proof.get("ok") for proof in proofs)
+        and staged.get("transactions") == [plan.lines() for plan in swap.moving]
+        and staged.get("contents") == swap.contents()
+    )
 
 
 def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = False) -> Swap:

@@ -15,6 +15,7 @@ from opsctl.errors import CheckFailed, SafetyRefusal
 from opsctl.patch_trial import HereAgent
 from opsctl.steps.patch import execute, execute_all, look, prove
 from opsctl.steps.patch_plan import Look, PatchPlan, Target, plan_apply, plan_exactly, plan_revert
+from opsctl.steps.swap import Swap, is_proven
 from tests.wire.patch_site import FILES, install, snapshot
 
 pytestmark = pytest.mark.wire
@@ -169,3 +170,21 @@ def test_a_missing_package_is_said_with_where_it_is_instead(tmp_path: Path) -> N
         look(place.agent, target, LIBRARY, ("demo", "demo"))
 
     assert failed.value.code == "package-missing"
+
+
+def test_only_what_the_stage_proved_is_swapped_in_without_a_second_proof(place: Place) -> None:
+    """The import takes half a minute of downtime; any other content, or a failed proof, is proven again."""
+    plan = plan_exactly(place.look(), LIBRARY, ("good",))
+    swap = Swap(LIBRARY, plan.look, (plan,), ("good",))
+    staged = {
+        "contents": swap.contents(),
+        "transactions": [plan.lines()],
+        "proofs": [{"ok": True, "detail": ""}],
+    }
+
+    assert is_proven(swap, staged)
+
+    assert not is_proven(swap, {**staged, "proofs": []})
+    assert not is_proven(swap, {**staged, "proofs": [{"ok": False, "detail": "x"}]})
+    assert not is_proven(swap, {**staged, "contents": {"good": "other"}})
+    assert not is_proven(swap, {**staged, "transactions": []})
