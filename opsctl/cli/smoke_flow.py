@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App
 from opsctl.cli.smoke_record import load_run, record_smoke
@@ -17,7 +17,6 @@ from opsctl.domain.report import LevelReport
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
 from opsctl.sglang.endpoint import Endpoint, parse_url
-from opsctl.smoke.agent_watch import AgentWatch
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report
 from opsctl.smoke.diagnosis import diagnose_level
@@ -35,6 +34,9 @@ from opsctl.smoke.prompts import SHAPES, read_prompts
 from opsctl.smoke.report import PlainView, report_data, smoke_document, text_report
 from opsctl.smoke.run import Options, SmokeReport, plan_smoke, run_smoke
 from opsctl.smoke.store import answers_from_json, new_run_id, save_result
+
+if TYPE_CHECKING:
+    from opsctl.smoke.agent_watch import AgentWatch
 
 STALL_S = 30.0
 OWN = (
@@ -354,6 +356,7 @@ def _local_log(path: Path) -> Any:
 
     from opsctl.session import open_hosts
     from opsctl.site import Host, Site
+    from opsctl.smoke.agent_watch import AgentWatch
 
     if not path.is_file():
         raise UsageError(f"there is no log {path}")

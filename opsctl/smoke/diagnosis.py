@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opsctl.domain.crash import Context, Launch, diagnose
 from opsctl.domain.report import LevelReport, Outcome
 from opsctl.sglang.info import ServerInfo
-from opsctl.sglang.log import records_of
 
 
 def diagnose_level(
@@ -24,6 +22,10 @@ def diagnose_level(
     hung = level.outcome is Outcome.HUNG
     if not log_text.strip() and not hung:
         return None
+    # The rules are many: a run that ends well never loads them.
+    from opsctl.domain.crash import Context, Launch, diagnose
+    from opsctl.sglang.log import records_of
+
     launch = Launch(
         draft_tokens=info.draft_tokens,
         context_length=info.context_tokens,
