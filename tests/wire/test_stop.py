@@ -203,9 +203,11 @@ def test_a_server_that_is_started_again_is_a_restart_loop(port: int, tmp_path: P
         with context(server, tmp_path) as ctx:
             result = StopServer().run(ctx)
 
-    codes = [finding.code for finding in result.findings]
-    assert result.exit_code == 20
-    assert "restart-loop" in codes
+        again = [f for f in result.findings if "was started again" in f.text]
+        assert result.exit_code == 20
+        assert [finding.code for finding in again] == ["restart-loop"]
+        assert int(again[0].subject) not in outcomes(result)
+        assert is_alive(int(again[0].subject))
 
 
 def test_two_servers_on_one_host_are_told_apart(port: int, tmp_path: Path) -> None:
