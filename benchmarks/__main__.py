@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from benchmarks.measure import Figure
@@ -12,6 +13,7 @@ NAMES = ("start_up", "agent_echo", "scan", "status", "stop", "fleet", "smoke_loa
 
 def main(names: list[str]) -> int:
     """Print one line per figure as it is measured, and return the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends, too
     figures: list[Figure] = []
     for name in names or NAMES:
         for figure in importlib.import_module(f"benchmarks.{name}").run():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,25 +15,31 @@ from opsctl.agent.read import read_processes
 from opsctl.transport.local import LocalTransport
 
 COUNT = int(os.environ.get("OPSCTL_BENCH_PROCESSES", "5000"))
+START_S = 60
 
 
 @contextmanager
 def crowd(count: int) -> Iterator[None]:
-    """Have this many more processes; they share their memory and do nothing."""
+    """Have this many more processes; they do nothing, and end with the pipe that this process holds."""
+    wait, hold = os.pipe()
     leader = os.fork()
     if leader == 0:
-        os.setsid()
+        os.close(hold)
         for _ in range(count - 1):
             if os.fork() == 0:
                 break
-        while True:
-            signal.pause()
+        os.read(wait, 1)
+        os._exit(0)
+    os.close(wait)
     try:
+        deadline = time.monotonic() + START_S
         while len([name for name in os.listdir("/proc") if name.isdigit()]) < count:
-            os.sched_yield()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count} processes did not start within {START_S} s")
+            time.sleep(0.1)
         yield
     finally:
-        os.killpg(leader, signal.SIGKILL)
+        os.close(hold)
         os.waitpid(leader, 0)
 
 
