@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App
+from opsctl.cli.smoke_options import build_options, endpoint_of, take_server_settings
 from opsctl.cli.smoke_record import load_run, record_smoke
 from opsctl.domain.report import LevelReport
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
-from opsctl.sglang.endpoint import Endpoint, parse_url
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report
 from opsctl.smoke.diagnosis import diagnose_level
@@ -29,8 +30,7 @@ from opsctl.smoke.gates import (
     parse_gate,
     parse_slo,
 )
-from opsctl.smoke.levels import PROFILES, parse_levels
-from opsctl.smoke.prompts import SHAPES, read_prompts
+from opsctl.smoke.levels import PROFILES
 from opsctl.smoke.report import PlainView, report_data, smoke_document, text_report
 from opsctl.smoke.run import Options, SmokeReport, plan_smoke, run_smoke
 from opsctl.smoke.store import answers_from_json, new_run_id, save_result
@@ -38,7 +38,6 @@ from opsctl.smoke.store import answers_from_json, new_run_id, save_result
 if TYPE_CHECKING:
     from opsctl.smoke.agent_watch import AgentWatch
 
-STALL_S = 30.0
 OWN = (
     "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
     "html_path", "records_path", "label", "reference", "slo",
@@ -120,7 +119,7 @@ class Flow:
     def _plan(self, stack: ExitStack) -> tuple[Document, Callable[[], str]]:
         """Say what would be sent, from real reads; nothing is generated."""
         if self.url is not None:
-            endpoint, api = self._endpoint(self.url)
+            endpoint, api = endpoint_of(self.url, self.given)
             options = self._options(endpoint, api or self.given["api"])
         else:
             from opsctl.session import ServerSession, open_hosts
@@ -130,7 +129,8 @@ class Flow:
             site = load_site(self.app.site_path)
             session = ServerSession(stack.enter_context(open_hosts(site)), str(self.server))
             target = stack.enter_context(open_target(session))
-            options = self._server_options(session.server, target.endpoint)
+            options = self._options(target.endpoint, self.given["api"])
+            take_server_settings(options, session.server, self.given)
         report = plan_smoke(options)
         profile = PROFILES[options.profile]
         levels = [
@@ -158,7 +158,7 @@ class Flow:
         return Document("smoke", "planned", data=data), text
 
     def _run_url(self, url: str, stack: ExitStack) -> SmokeReport:
-        endpoint, api = self._endpoint(url)
+        endpoint, api = endpoint_of(url, self.given)
         options = self._options(endpoint, api or self.given["api"])
         watch = None
         if self.own["log_path"] is not None:
@@ -185,7 +185,8 @@ class Flow:
             with open_target(session) as target:
                 if target.problem is not None:
                     _say(f"nobody watches the processes: {target.problem}")
-                options = self._server_options(session.server, target.endpoint)
+                options = self._options(target.endpoint, self.given["api"])
+                take_server_settings(options, session.server, self.given)
                 return self._climb(change(options), target.watch)
 
         report = climb(lambda options: options)
@@ -245,70 +246,8 @@ class Flow:
             return LiveView()
         return PlainView()
 
-    def _endpoint(self, url: str) -> tuple[Endpoint, str | None]:
-        endpoint, api = parse_url(url)
-        key, ca = self.given["api_key_file"], self.given["ca_file"]
-        return replace(
-            endpoint,
-            api_key=_read_key(key) if key is not None else None,
-            verify=not self.given["insecure"],
-            ca_file=str(ca) if ca is not None else None,
-        ), api
-
     def _options(self, endpoint: Endpoint, api: str | None) -> Options:
-        given = self.given
-        prompts = given["prompts_path"]
-        shapes = tuple(given["shapes"].split(",")) if given["shapes"] else ()
-        for shape in shapes:
-            if shape not in SHAPES:
-                raise UsageError(
-                    f"there is no shape '{shape}'", next_step=f"one of {', '.join(SHAPES)}"
-                )
-        return Options(
-            endpoint,
-            api,
-            given["model"],
-            parse_levels(given["levels"]) if given["levels"] is not None else None,
-            given["profile"] or "quick",
-            given["requests"],
-            given["tokens"],
-            given["seconds"],
-            given["prompt_kind"],
-            given["prompt_tokens"],
-            read_prompts(prompts) if prompts is not None else (),
-            given["seed"],
-            given["stall_s"] or STALL_S,
-            given["startup_s"] or 4 * (given["stall_s"] or STALL_S),
-            given["allow_live"],
-            given["drift"],
-            self.slo,
-            shapes,
-            given["down"],
-            idle_s=given["idle_s"],
-            reference=self.answers,
-            go_on=given["keep_going"],
-        )
-
-    def _server_options(self, server: Any, endpoint: Endpoint) -> Options:
-        """Return the options of a server: its own smoke settings, where the command line is silent."""
-        settings = server.smoke
-        options = self._options(endpoint, self.given["api"])
-        told = settings.model_fields_set
-        if self.given["levels"] is None and "levels" in told:
-            options.levels = tuple(settings.levels)
-        if self.given["profile"] is None:
-            options.profile = settings.profile
-        if self.given["requests"] is None:
-            options.requests = settings.requests
-        if self.given["tokens"] is None and "tokens" in told:
-            options.tokens = settings.tokens
-        if self.given["startup_s"] is None and self.given["stall_s"] is None:
-            options.startup_s = settings.timeout_s
-        if not options.own_prompts and settings.prompts is not None:
-            options.own_prompts = read_prompts(settings.prompts)
-        if server.speculation is not None:
-            options.threshold = server.speculation.disable_above
-        return options
+        return build_options(self.given, endpoint, api, slo=self.slo, reference=self.answers)
 
     def _judge(self, stored: dict[str, Any]) -> GateResult:
         levels = [level for level in stored["levels"] if level["requests"]]
@@ -379,13 +318,3 @@ def _write(path: Path, text: str) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _read_key(path: Path) -> str:
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the key file {path} cannot be read: {error}") from error
-    if not key or not key.isprintable() or not key.isascii():
-        raise UsageError(f"the key file {path} holds no usable key")
-    return key
