@@ -284,7 +284,7 @@ def test_retraction_in_a_plain_stretch_changes_no_token(
     version: str, patched: Any, tmp_path: Path
 ) -> None:
     """The KV pool is too small for all: requests are retracted, prefilled again, and answered right."""
-    small: dict[str, Any] = {"max_total_tokens": 600, "schedule_conservativeness": 0.05}
+    small: dict[str, Any] = {"max_total_tokens": 420, "schedule_conservativeness": 0.05}
     small |= {"weights": "random", "disable_radix_cache": True}
     with running(launch(version, free_port(), **small), tmp_path / "plain.log") as server:
         wanted = tokens(ask(server, PROMPTS[:8], lengths=(90,)))
