@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opsctl.domain.patch import Patch, PatchConflictError, order_series
+from opsctl.domain.patch import Patch
+from opsctl.domain.patch_changes import PatchConflictError, order_series
 from opsctl.errors import AgentError, CheckFailed, ConfigError, OpsctlError
 from opsctl.steps.patch import execute, look, prove
 from opsctl.steps.patch_plan import PatchPlan, Target, plan_apply, plan_revert

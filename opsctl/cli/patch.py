@@ -13,6 +13,7 @@ import click
 
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.patch_library import check_command, list_command, new_command, test_command
+from opsctl.cli.patch_view import change_rows, package_rows, patch_rows, render, shown
 from opsctl.errors import CheckFailed, UsageError
 from opsctl.output import Document, Finding
 
@@ -99,64 +100,6 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
             yield Work(agent, target, library, series, server)
     finally:
         transport.close()
-
-
-def shown(seen: Sequence[Any], series: Sequence[str]) -> list[Any]:
-    """Return the reports to show: the series, and whatever else stands or stood there."""
-    from opsctl.domain.patch import FileState
-
-    return [
-        report
-        for one in seen
-        for report in one.reports
-        if report.patch.id in series
-        or any(file.state is FileState.APPLIED for file in report.files)
-        or report.state.value == "drifted"
-    ]
-
-
-def patch_rows(reports: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the contract's ``patches`` of a document."""
-    return [
-        {
-            "id": report.patch.id,
-            "state": report.state.value,
-            "status": report.patch.status.value,
-            "detail": report.detail,
-            "files": [
-                {"path": f.path, "state": f.state.value, "detail": f.detail} for f in report.files
-            ],
-        }
-        for report in reports
-    ]
-
-
-def package_rows(seen: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return what a document says of each package: where it is, which version, what RECORD says."""
-    return [
-        {
-            "name": one.package,
-            "version": one.version,
-            "location": one.root,
-            "editable": one.editable,
-            "others": list(one.others),
-            "record": one.raw.get("package"),
-        }
-        for one in seen
-    ]
-
-
-def render(seen: Sequence[Any], reports: Sequence[Any]) -> str:
-    """Return the text of a status."""
-    lines = [f"{one.package} {one.version} at {one.root}" for one in seen]
-    width = max((len(report.patch.id) for report in reports), default=0)
-    for report in reports:
-        mark = (
-            "" if report.patch.status.value == "recommended" else f" ({report.patch.status.value})"
-        )
-        detail = f": {report.detail}" if report.detail else ""
-        lines.append(f"  {report.patch.id:<{width}}  {report.state.value}{mark}{detail}")
-    return "\n".join(lines) if reports else "\n".join([*lines, "  no patch is asked for or found"])
 
 
 @command("status")
@@ -261,7 +204,7 @@ def _carry_out(app: App, work: Work, seen: Sequence[Any], plans: Sequence[Any], 
 
     findings = [finding for one in seen for finding in findings_of(one)]
     busy = [plan for plan in plans if plan.changes]
-    data: dict[str, Any] = {"server": work.name, "changes": _change_rows(busy), "transactions": []}
+    data: dict[str, Any] = {"server": work.name, "changes": change_rows(busy), "transactions": []}
     if not busy:
         data |= {"patches": patch_rows(shown(seen, work.series)), "packages": package_rows(seen)}
         document = Document(f"patch {action}", "unchanged", findings=findings, data=data)
@@ -289,14 +232,6 @@ def _carry_out(app: App, work: Work, seen: Sequence[Any], plans: Sequence[Any], 
 def _nothing(action: str, work: Work) -> str:
     word = "applied" if action == "apply" else "absent"
     return f"nothing to do: {', '.join(work.series) or 'an empty series'} is {word} already"
-
-
-def _change_rows(plans: Sequence[Any]) -> list[dict[str, Any]]:
-    return [
-        {"root": plan.look.root, "path": c.path, "before": c.before, "after": c.after}
-        for plan in plans
-        for c in plan.changes
-    ]
 
 
 @command("verify")

@@ -6,17 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opsctl.domain.patch import (
-    FileChange,
-    FileState,
-    Patch,
-    PatchConflictError,
-    PatchReport,
-    PatchState,
-    PatchStatus,
-    changes_for,
-    order_series,
-)
+from opsctl.domain.patch import FileState, Patch, PatchReport, PatchState, PatchStatus
+from opsctl.domain.patch_changes import FileChange, PatchConflictError, changes_for, order_series
 from opsctl.errors import CheckFailed, SafetyRefusal
 
 PROOF_TIMEOUT_S = (

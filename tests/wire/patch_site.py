@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.ops import patch, patch_files
+from opsctl.agent.ops import patch, patch_record
 
 FILES = {
     "__init__.py": b"from demo.core import answer\n",
@@ -64,7 +64,7 @@ def install(site: Path, version: str = "1.0") -> Path:
 
 def change(path: str, before: bytes | None, after: bytes | None) -> dict[str, Any]:
     """Return one entry of an apply request."""
-    content = None if after is None else patch_files.pack(after)
+    content = None if after is None else patch_record.pack(after)
     return {"path": path, "before": sha(before), "after": sha(after), "content": content}
 
 
@@ -118,7 +118,7 @@ def back() -> list[dict[str, Any]]:
         original = FILES.get(path)
         entry = {"path": path, "before": forward[path]["after"], "after": sha(original)}
         reverse.append(
-            {**entry, "content": None if original is None else patch_files.pack(original)}
+            {**entry, "content": None if original is None else patch_record.pack(original)}
         )
     return reverse
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent.ops import patch, patch_files
+from opsctl.agent.ops import patch, patch_record
 from tests.wire import patch_site
 from tests.wire.patch_site import FILES, Context, Refused, change, install, proof, request, snapshot
 
@@ -155,7 +155,7 @@ def test_a_staged_proof_changes_nothing(root: Path, state: Path) -> None:
     good = patch.prove(
         {**proof(root, "demo.new.ours", "demo"), "root": str(root), "stage": stage}, Context()
     )
-    stage["core.py"] = patch_files.pack(b"1 +\n")
+    stage["core.py"] = patch_record.pack(b"1 +\n")
     bad = patch.prove({**proof(root, "demo.core"), "root": str(root), "stage": stage}, Context())
 
     assert good["ok"], good
@@ -337,7 +337,7 @@ def test_look_reports_hash_content_and_what_the_wheel_shipped(root: Path, state:
     files = {one["path"]: one for one in seen["files"]}
     assert "content" not in files["core.py"]
     assert files["core.py"]["shipped"] == files["core.py"]["sha256"]
-    assert patch_files.unpack(files["args.py"]["content"]) == b"FLAGS = []\r\n"
+    assert patch_record.unpack(files["args.py"]["content"]) == b"FLAGS = []\r\n"
     assert files["gone.py"]["sha256"] is None
     assert seen["package"] == {"files": len(FILES), "changed": ["args.py"]}
 

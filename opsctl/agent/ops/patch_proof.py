@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import Any, Dict, Iterator
 
-from opsctl.agent.ops import patch_files as files
+from opsctl.agent.ops import patch_record as record
 
 Data = Dict[str, Any]  # what JSON carries; `dict[...]` at run time is Python 3.9
 
@@ -45,7 +45,7 @@ def prove(request: Data) -> Data:
         started = time.monotonic()
         try:
             detail = _prove_imports(request) or _prove_help(request)
-        except files.Failure as failure:
+        except record.Failure as failure:
             detail = failure.detail
         return {"ok": not detail, "detail": detail, "seconds": round(time.monotonic() - started, 3)}
 
@@ -66,7 +66,7 @@ def build_shadow(root: str, shadow: str, contents: dict[str, str | None]) -> str
     for path, packed in contents.items():
         if packed is not None:
             with open(os.path.join(top, path), "wb") as file:
-                file.write(files.unpack(packed))
+                file.write(record.unpack(packed))
     return top
 
 
@@ -113,7 +113,7 @@ def ask(request: Data, script: str, arguments: list[str], timeout_s: float) -> D
         if line.startswith("opsctl:"):
             answer: Data = json.loads(line[7:])
             return answer
-    raise files.Failure(
+    raise record.Failure(
         "interpreter-failed", f"{argv[0]}: exit {done.returncode}: {_tail(done.stderr)}"
     )
 
@@ -133,12 +133,12 @@ def _run(argv: list[str], request: Data, timeout_s: float) -> subprocess.Complet
         )
     except OSError as error:
         text = f"{error.filename or argv[0]}: {error.strerror}"
-        raise files.Failure("no-interpreter", text) from error
+        raise record.Failure("no-interpreter", text) from error
     try:
         stdout, stderr = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         text = f"no answer from {argv[0]} in {timeout_s:.0f} s"
-        raise files.Failure("timeout", text) from error
+        raise record.Failure("timeout", text) from error
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

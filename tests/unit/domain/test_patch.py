@@ -13,16 +13,14 @@ from opsctl.domain.patch import (
     FilePatch,
     FileState,
     Patch,
-    PatchConflictError,
     PatchState,
     PatchStatus,
     Superseded,
     Variant,
-    changes_for,
     digest,
     evaluate,
-    order_series,
 )
+from opsctl.domain.patch_changes import PatchConflictError, changes_for, order_series
 
 BASE = b"".join(b"line %d\n" % number for number in range(40))
 

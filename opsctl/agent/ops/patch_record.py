@@ -1,0 +1,156 @@
+"""What a host remembers of patching: the record, the journal of a running transaction, durable writes.
+
+Standard library only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import functools
+import getpass
+import hashlib
+import json
+import os
+import zlib
+from typing import Any, Callable, Dict
+
+Data = Dict[str, Any]  # what JSON carries; `dict[...]` at run time is Python 3.9
+Operation = Callable[[Data, Any], Data]
+JOURNAL = ".opsctl-patch.json"
+
+
+class Failure(Exception):
+    """A named failure; ``kind`` is for machines."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+
+def state_dir(given: str | None = None) -> str:
+    """Return the folder of records and backups: the host's for root, else the user's."""
+    if given:
+        return given
+    if os.geteuid() == 0:
+        return "/var/lib/opsctl/patches"
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "opsctl", "patches")
+
+
+def sha256_of(path: str) -> str | None:
+    """Return the SHA-256 of a file's content in hex, None when there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def pack(content: bytes) -> str:
+    """Return bytes as text for a JSON frame."""
+    return base64.b64encode(zlib.compress(content, 6)).decode()
+
+
+def unpack(text: str) -> bytes:
+    """Return the bytes of ``pack``."""
+    return zlib.decompress(base64.b64decode(text))
+
+
+def who() -> str:
+    """Return the name of the user that runs this, for records."""
+    name = os.environ.get("SUDO_USER")
+    if name:
+        return name
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
+
+
+def read_journal(root: str) -> Data | None:
+    """Return the journal of a transaction that runs or was cut, None when there is none."""
+    try:
+        with open(os.path.join(root, JOURNAL)) as file:
+            journal: Data = json.load(file)
+            return journal
+    except FileNotFoundError:
+        return None
+
+
+def has_torn_journal(root: str) -> bool:
+    """Say whether a transaction was cut while it wrote its journal, before it changed anything."""
+    return os.path.exists(os.path.join(root, JOURNAL + ".tmp"))
+
+
+def sync_folder(path: str) -> None:
+    """Make the entries of a folder durable."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_durably(path: str, data: bytes) -> None:
+    """Write a file that is there as a whole or not at all."""
+    temporary = path + ".tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def append_record(state: str, record: Data) -> None:
+    """Append one line to the host's record, durably."""
+    os.makedirs(state, mode=0o700, exist_ok=True)
+    path = os.path.join(state, "log.jsonl")
+    line = json.dumps(record, sort_keys=True).encode() + b"\n"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    size = os.fstat(fd).st_size
+    try:
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line  # the line before was cut by a kill
+        if os.write(fd, line) != len(line):
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, "no space left for the record")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_folder(state)
+
+
+def read_records(state: str) -> list[Data]:
+    """Return the lines of the host's record that are whole, oldest first."""
+    try:
+        with open(os.path.join(state, "log.jsonl"), encoding="utf-8", errors="replace") as file:
+            lines = file.read().split("\n")
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return records
+
+
+def named(operation: Operation) -> Operation:
+    """Turn this module's failures into the agent's named errors."""
+
+    @functools.wraps(operation)
+    def call(request: Data, context: Any) -> Data:
+        try:
+            return operation(request, context)
+        except Failure as failure:
+            raise context.Error(failure.kind, failure.detail) from failure
+
+    return call
