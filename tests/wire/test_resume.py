@@ -222,6 +222,8 @@ def test_a_frozen_opsctl_signals_nothing_when_it_wakes(ground: Ground) -> None:
         env=ground.environment(),
         cwd=Path(__file__).resolve().parents[2],
     )
+    stat = Path(f"/proc/{frozen.pid}/stat")
+    wait_for(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T", 60)
     time.sleep(40)
     assert ground.json("restart", "one", "--yes", "--no-smoke", state="other")["outcome"] == "done"
     before = ground.mains()
