@@ -20,6 +20,9 @@ from opsctl.transport.base import Transport
 REQUEST_TIMEOUT_S = (
     30.0  # PVE waits 10 s for a config lock, 5 s (proxmoxer's default) gives up before it answers
 )
+CHANGE_TIMEOUT_S = (
+    900.0  # pvesh stays until the task has ended; a snapshot of a large disk takes long
+)
 BUSY = re.compile(r"got timeout|can't lock file|no quorum|got no worker upid", re.IGNORECASE)
 LOCKED = re.compile(r"(?:CT|VM) is locked(?: \((?P<why>[\w-]+)\))?")
 WARNINGS = re.compile(r"WARNINGS: (\d+)$")
@@ -206,7 +209,8 @@ class PveshApi:
         argv = ["pvesh", self.VERBS[method], path, "--output-format", "json"]
         for key, value in params.items():
             argv += [f"--{key}", str(value)]
-        done = self._transport.run(argv, timeout_s=self._timeout_s)
+        limit_s = self._timeout_s if method == "GET" else max(self._timeout_s, CHANGE_TIMEOUT_S)
+        done = self._transport.run(argv, timeout_s=limit_s)
         errors = done.stderr.decode(errors="replace").strip()
         if done.exit_code in (126, 127):
             raise TransportError(
@@ -273,7 +277,7 @@ class Container:
 
     def config(self) -> dict[str, Any]:
         """Return the container's configuration, without pending changes."""
-        answer: dict[str, Any] = self.api.call("GET", f"{self._path}/config")
+        answer: dict[str, Any] = self.api.call("GET", f"{self._path}/config", {"current": 1})
         return answer
 
     def act(
@@ -318,6 +322,13 @@ class Container:
             "GET", f"/nodes/{self.node}/tasks", {"vmid": self.vmid, "source": "active"}
         )
         return [task for task in tasks or [] if not task.get("endtime")]
+
+    def running_backups(self) -> list[dict[str, Any]]:
+        """Return the node's unfinished backups of several guests: these name no container."""
+        tasks = self.api.call(
+            "GET", f"/nodes/{self.node}/tasks", {"typefilter": "vzdump", "source": "active"}
+        )
+        return [task for task in tasks or [] if not task.get("endtime") and not task.get("id")]
 
     def wait(
         self,

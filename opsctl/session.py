@@ -17,7 +17,7 @@ from opsctl.transport.base import Transport
 
 def transport_entry(host: Host) -> dict[str, Any]:
     """Return a host of the site as the plain entry that ``open_transport`` takes."""
-    return host.model_dump(exclude_none=True)
+    return host.model_dump(exclude_none=True, exclude={"proxmox"})
 
 
 class Hosts:

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from opsctl.errors import ConfigError, UsageError
 from opsctl.secret import SecretRef, Strict
+from opsctl.site_proxmox import ProxmoxAccess
 from opsctl.yaml_lines import read_yaml, validate
 
 Levels = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
@@ -34,6 +35,9 @@ class Host(Strict):
     config_file: Path | None = Field(None, description="For ssh: another ssh_config file.")
     known_hosts: Path | None = Field(None, description="For ssh: another known_hosts file.")
     connect_timeout_s: float = Field(10.0, gt=0, description="For ssh: seconds to connect in.")
+    proxmox: ProxmoxAccess | None = Field(
+        None, description="For a Proxmox node: its API. Default: pvesh on the node."
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Host:
@@ -46,6 +50,8 @@ class Host(Strict):
             raise ValueError("pct and via go together: the container's id, and its node's entry")
         if self.become and self.ssh is None:
             raise ValueError("become goes with ssh")
+        if self.proxmox is not None and self.pct is not None:
+            raise ValueError("proxmox belongs to the node's entry, not to the container's")
         return self
 
 

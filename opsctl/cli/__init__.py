@@ -36,6 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Stop a server by identity, and prove its GPU memory free.",
     ),
     "kill": ("opsctl.cli.stop:kill", "The same proof without grace: KILL at once."),
+    "ct": (
+        "opsctl.cli.ct:ct",
+        "Containers on a Proxmox node: look, start, check the GPUs in them.",
+    ),
     "gpu": ("opsctl.cli.gpu:gpu", "Show, verify, wait for and probe GPUs."),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "compare": ("opsctl.cli.compare:compare_command", "Smoke runs side by side, with their noise."),

@@ -17,6 +17,8 @@ hosts:
   # gpu1:  {ssh: root@192.0.2.7}                      # host keys are checked against known_hosts
   # pve1:  {ssh: ops@192.0.2.6, become: sudo}         # sudo -n
   # ct129: {pct: 129, via: pve1}                      # a container on a Proxmox node
+  # `opsctl ct` uses pvesh on the node; or its API, with a proxmox block in the node's entry:
+  #   proxmox: {api: https://192.0.2.6:8006, token_id: root@pam!ops, token: {env: PVE_TOKEN}}
 servers:
   my-server:
     host: here
@@ -77,6 +79,10 @@ def _secrets(site: Any) -> list[tuple[str, Any]]:
     from opsctl.secret import SecretRef
 
     found: list[tuple[str, Any]] = []
+    for name, host in site.hosts.items():
+        if host.proxmox is not None:
+            pairs = (("token", host.proxmox.token), ("password", host.proxmox.password))
+            found += [(f"hosts.{name}.proxmox.{key}", value) for key, value in pairs if value]
     for name, server in site.servers.items():
         found += [
             (f"servers.{name}.env.{key}", value)

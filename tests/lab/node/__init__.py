@@ -32,6 +32,7 @@ StandardError=file:/run/pve/ct-%i.stderr
 def install(layer: Layer, instance: Instance) -> None:
     """Put the node's own files into the layer of `pve1`."""
     layer.link("usr/sbin/pct", "/opt/lab-src/node/pct.py")
+    layer.link("usr/bin/pvesh", "/opt/lab-src/node/pvesh.py")
     layer.put("etc/systemd/system/pve-container@.service", CONTAINER_UNIT)
     layer.put("etc/pve/nodes/pve1/lxc/129.conf", container_config(instance, SYSTEMD_CT))
     layer.put("etc/pve/nodes/pve1/lxc/130.conf", container_config(instance, PLAIN_CT))

@@ -1,0 +1,216 @@
+"""`opsctl ct`: a container on its Proxmox node: look, start, end, and run something in it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from opsctl.cli.app import App, command, emit
+from opsctl.cli.ct_check import check
+from opsctl.cli.ct_exec import exec_
+from opsctl.cli.ct_snapshot import rollback, snapshot
+from opsctl.cli.ct_target import Target, open_target, target_options, task_findings
+from opsctl.errors import CheckFailed
+from opsctl.output import Document, Finding
+
+
+@click.group("ct")
+def ct() -> None:
+    """Containers on a Proxmox node: through its API where the site has one, else through pvesh.
+
+    \b
+    A container is named by its vmid, by a server in it, or by its host entry:
+      opsctl ct status 129
+      opsctl ct check glm5           is the GPU passed through as it must be?
+      opsctl ct start glm5 --yes
+
+    A task of the node counts as done only when it ended with OK (or with warnings, which are said)
+    and the container is then seen in the wanted state. Locks are told with the task that holds
+    them, its user and age; opsctl never clears one.
+    """
+
+
+@command("status")
+@target_options
+def status(app: App, target: str, node: str | None) -> int:
+    """Show a container: state, lock and its holder, running tasks, snapshots. Exit 20: not running."""
+    with open_target(app, target, node) as found:
+        seen = found.container.status()
+        lock = found.lock(seen)
+        tasks = found.container.running_tasks()
+        snapshots = found.container.snapshots()
+        now_s = time.time()
+        running = seen.get("status") == "running"
+        findings = []
+        if lock is not None:
+            findings.append(
+                Finding(
+                    "container-locked",
+                    str(found.place.vmid),
+                    f"it is {lock.describe(now_s)}",
+                    lock.advice(found.place.vmid),
+                )
+            )
+        if not running:
+            text = f"it is {seen.get('status') or 'in an unknown state'}"
+            step = f"opsctl ct start {target}"
+            findings.append(Finding("container-stopped", str(found.place.vmid), text, step))
+        data = {
+            **found.base_data(),
+            "name": seen.get("name"),
+            "status": seen.get("status"),
+            "uptime_s": int(seen["uptime"]) if running and seen.get("uptime") else None,
+            "lock": lock and _lock_data(lock, now_s),
+            "tasks": [_task_data(task, now_s) for task in tasks],
+            "snapshots": [_snapshot_data(item) for item in snapshots],
+        }
+        outcome, code = ("running", 0) if running else ("not-running", 20)
+        document = Document("ct status", outcome, code, findings=findings, data=data)
+        return emit(app, document, lambda: "\n".join(_status_lines(found, data)))
+
+
+def _lock_data(lock: Any, now_s: float) -> dict[str, Any]:
+    holder = lock.holder
+    return {
+        "why": lock.why,
+        "task": holder and holder.upid,
+        "type": holder and holder.type,
+        "user": holder and holder.user,
+        "age_s": holder and round(max(0.0, now_s - holder.started_s)),
+    }
+
+
+def _task_data(task: dict[str, Any], now_s: float) -> dict[str, Any]:
+    started = float(task.get("starttime") or now_s)
+    return {
+        "upid": task.get("upid"),
+        "type": task.get("type"),
+        "user": task.get("user"),
+        "age_s": round(max(0.0, now_s - started)),
+    }
+
+
+def _snapshot_data(item: dict[str, Any]) -> dict[str, Any]:
+    from opsctl.domain.container import is_own
+
+    return {
+        "name": item.get("name"),
+        "taken_s": item.get("snaptime"),
+        "own": is_own(item),
+        "description": str(item.get("description") or "").strip(),
+    }
+
+
+def _status_lines(found: Target, data: dict[str, Any]) -> list[str]:
+    from opsctl.cli.render import columns, duration
+
+    up = f", up {duration(data['uptime_s'])}" if data["uptime_s"] is not None else ""
+    lines = [f"{found.name}: {data['status']}{up} ({data['name']}; {data['api']})"]
+    for task in data["tasks"]:
+        age = duration(task["age_s"])
+        lines.append(f"  task {task['type']} of {task['user']}, running for {age}")
+    rows = []
+    for item in data["snapshots"]:
+        when = "unknown"
+        if item["taken_s"] is not None:
+            when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(item["taken_s"])))
+        rows.append((item["name"], when, "opsctl's" if item["own"] else "", item["description"]))
+    return lines + (columns(rows, ("snapshot", "taken", "", "why")) if rows else [])
+
+
+@command("start", changes=True)
+@target_options
+def start(app: App, target: str, node: str | None) -> int:
+    """Start a container; done when the node's task is OK and the container is seen running."""
+    return _change(app, target, node, "start", "running", {}, 180.0)
+
+
+@command("stop", changes=True)
+@target_options
+def stop(app: App, target: str, node: str | None) -> int:
+    """Stop a container at once, as pulling its plug does. `ct shutdown` is the clean way."""
+    return _change(app, target, node, "stop", "stopped", {}, 180.0)
+
+
+_timeout = click.option(
+    "--timeout",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    metavar="S",
+    help="Seconds that the container's own shutdown may take; then the command fails, nothing is killed.",
+)
+
+
+@command("shutdown", changes=True)
+@target_options
+@_timeout
+def shutdown(app: App, target: str, node: str | None, timeout: int) -> int:
+    """Shut a container down cleanly; what does not end in time is left running and told (exit 20)."""
+    given = {"timeout": timeout, "forceStop": 0}
+    return _change(app, target, node, "shutdown", "stopped", given, timeout + 120.0)
+
+
+@command("reboot", changes=True)
+@target_options
+@_timeout
+def reboot(app: App, target: str, node: str | None, timeout: int) -> int:
+    """Shut a container down and start it again, with its configuration of now."""
+    return _change(app, target, node, "reboot", "running", {"timeout": timeout}, timeout + 240.0)
+
+
+_DONE = {"start": "started", "stop": "stopped", "shutdown": "shut-down", "reboot": "rebooted"}
+
+
+def _change(
+    app: App,
+    word: str,
+    node: str | None,
+    verb: str,
+    wanted: str,
+    given: dict[str, Any],
+    timeout_s: float,
+) -> int:
+    with open_target(app, word, node) as target:
+        before = target.container.status()
+        state = before.get("status")
+        data = {**target.base_data(), "before": state, "after": state}
+        if state == wanted and verb != "reboot":
+            document = Document(f"ct {verb}", f"already-{wanted}", data=data)
+            return emit(app, document, lambda: f"{target.name}: already {wanted}")
+        if state != "running" and verb == "reboot":
+            raise CheckFailed(
+                f"{target.name} is {state}, so it cannot be rebooted",
+                next_step=f"opsctl ct start {word}",
+                code="container-stopped",
+                subject=str(target.place.vmid),
+            )
+        target.refuse_locked(before)
+        if app.dry_run:
+            plan = [f"{verb} {target.name}, which is {state} now"]
+            document = Document(f"ct {verb}", "planned", data={**data, "plan": plan})
+            return emit(app, document, lambda: "\n".join(plan))
+        app.confirm(f"{verb} {target.name}?")
+        begun = time.monotonic()
+        with target.ticking(f"{verb} of {target.name}"):
+            result = target.container.act(verb, params=given, timeout_s=timeout_s)
+            after = target.container.status()
+        data |= {"after": after.get("status"), "task": result.upid}
+        data["seconds"] = round(time.monotonic() - begun, 3)
+        if after.get("status") != wanted:
+            raise CheckFailed(
+                f"the task of {verb} ended well, but {target.name} is {after.get('status')}",
+                next_step=f"opsctl ct status {word}; pvenode task log {result.upid}",
+                code="not-as-wanted",
+                subject=str(target.place.vmid),
+            )
+        findings = task_findings(target, result.warnings, result.log_tail)
+        document = Document(f"ct {verb}", _DONE[verb], findings=findings, data=data)
+        text = f"{target.name}: {_DONE[verb]} in {data['seconds']:.1f} s, seen {wanted}"
+        return emit(app, document, lambda: text)
+
+
+for _command in (status, start, stop, shutdown, reboot, exec_, snapshot, rollback, check):
+    ct.add_command(_command)
