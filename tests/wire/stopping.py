@@ -85,13 +85,25 @@ def started(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterat
     try:
         yield process.pid
     finally:
-        seen |= set(family(process.pid)) if is_alive(process.pid) else set()
-        for pid in {*seen, *_session(process.pid)}:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        for pid in family(process.pid) if is_alive(process.pid) else ():
+            seen.add(pid)
+        end(process.pid)  # the leader first: it may be a loop that starts more
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            left = {pid for pid in {*seen, *_session(process.pid)} if is_alive(pid)}
+            if not left:
+                break
+            for pid in left:
+                end(pid)
+            time.sleep(0.02)
         process.wait(timeout=10)
+
+
+def end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def _session(sid: int) -> list[int]:
