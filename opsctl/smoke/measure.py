@@ -181,6 +181,7 @@ def _take_times(level: LevelReport, good: Iterable[Request]) -> None:
     per_token: list[float] = []
     tpot: list[float] = []
     e2e: list[float] = []
+    single = True  # every chunk is one token: both spreads are the same
     for request in good:
         first = request.first_s
         if first is None:
@@ -188,16 +189,17 @@ def _take_times(level: LevelReport, good: Iterable[Request]) -> None:
         ttft.append((first - request.sent_s) * 1e3)
         e2e.append((request.end_s - request.sent_s) * 1e3)
         between, tokens = request.gaps()
-        gaps.extend(gap * 1e3 for gap in between)
+        gaps += [gap * 1e3 for gap in between]
+        single = single and len(tokens) == len(between) and all(n == 1 for _, n in tokens)
         for seconds, count in tokens:
-            per_token.extend([seconds * 1e3] * max(1, round(count)))
+            per_token += [seconds * 1e3] * max(1, round(count))
         total = request.reply.tokens
         if total is not None and total > 1:
             last = request.reply.chunk_s[-1]
             tpot.append((last - first) / (total - 1) * 1e3)
     level.ttft_ms = spread(ttft)
     level.chunk_gap_ms = spread(gaps)
-    level.itl_ms = spread(per_token)
+    level.itl_ms = level.chunk_gap_ms if single else spread(per_token)
     level.tpot_ms = spread(tpot)
     level.e2e_ms = spread(e2e)
 
