@@ -443,3 +443,24 @@ def test_any_contents_and_modes_go_there_and_back(
     }
     assert {k: v[1] for k, v in between.items()} == {k: v[1] for k, v in before.items()}
     assert snapshot(root) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file system")
+def test_a_read_only_file_system_is_named_and_left_alone(tmp_path: Path) -> None:
+    """A package in a read-only image: not permitted, before any file is touched."""
+    mount = tmp_path / "image"
+    mount.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
+    if subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    with contextlib.ExitStack() as stack:
+        stack.callback(subprocess.run, ["umount", str(mount)], timeout=20, check=False)
+        root = install(mount / "site")
+        before = snapshot(root)
+        subprocess.run(["mount", "-o", "remount,ro", str(mount)], timeout=20, check=True)
+
+        with pytest.raises(Refused) as refused:
+            patch.apply(request(root, tmp_path / "state", patch_site.two_changes()), Context())
+
+        assert refused.value.kind == "not-permitted"
+        assert snapshot(root) == before

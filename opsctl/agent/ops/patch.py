@@ -6,7 +6,6 @@ library only, Python 3.8.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -41,16 +40,8 @@ def apply(request: Data, context: Any) -> Data:
         content = contents.get(one["path"])
         if (hashlib.sha256(content).hexdigest() if content is not None else None) != one["after"]:
             raise patch_record.Failure("bad-request", f"{one['path']} arrived damaged")
-    try:
-        with files.lock(root, request.get("wait_s", 0.0)):
-            return _apply_locked(root, state, request, contents, context)
-    except OSError as error:
-        kinds = {errno.ENOSPC: "no-space", errno.EDQUOT: "no-space"}
-        denied = (errno.EACCES, errno.EPERM, errno.EROFS)
-        kind = kinds.get(error.errno or 0, "not-permitted" if error.errno in denied else "io")
-        raise patch_record.Failure(
-            kind, f"{error.filename or root}: {error.strerror or error}"
-        ) from error
+    with files.lock(root, request.get("wait_s", 0.0)):
+        return _apply_locked(root, state, request, contents, context)
 
 
 def _apply_locked(

@@ -19,6 +19,13 @@ from typing import Any, Callable, Dict
 Data = Dict[str, Any]  # what JSON carries; `dict[...]` at run time is Python 3.9
 Operation = Callable[[Data, Any], Data]
 JOURNAL = ".opsctl-patch.json"
+KINDS = {
+    errno.ENOSPC: "no-space",
+    errno.EDQUOT: "no-space",
+    errno.EACCES: "not-permitted",
+    errno.EPERM: "not-permitted",
+    errno.EROFS: "not-permitted",
+}
 
 
 class Failure(Exception):
@@ -144,7 +151,7 @@ def read_records(state: str) -> list[Data]:
 
 
 def named(operation: Operation) -> Operation:
-    """Turn this module's failures into the agent's named errors."""
+    """Turn failures, and what the file system says, into the agent's named errors."""
 
     @functools.wraps(operation)
     def call(request: Data, context: Any) -> Data:
@@ -152,5 +159,9 @@ def named(operation: Operation) -> Operation:
             return operation(request, context)
         except Failure as failure:
             raise context.Error(failure.kind, failure.detail) from failure
+        except OSError as error:
+            where = error.filename or request.get("root") or "the host"
+            text = f"{where}: {error.strerror or error}"
+            raise context.Error(KINDS.get(error.errno or 0, "io"), text) from error
 
     return call
