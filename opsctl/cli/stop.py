@@ -128,14 +128,21 @@ def _run(
 
 
 def _start_agents(session: ServerSession) -> Callable[[], dict[str, OpsctlError]]:
-    """Start all agents in the background; the function returned waits for them."""
+    """Start all agents in the background, and NVML with them; the function returned waits for the agents."""
     errors: dict[str, OpsctlError] = {}
+
+    def wake_nvml() -> None:
+        try:
+            session.gpu_agent.call("gpu.read", {"xids": False}, timeout_s=20.0)
+        except OpsctlError:
+            pass  # whoever needs the answer asks again, and reports it
 
     def start() -> None:
         errors.update(session.hosts.warm(session.host_names()))
 
     starting = threading.Thread(target=start, daemon=True, name="start-agents")
     starting.start()
+    threading.Thread(target=wake_nvml, daemon=True, name="wake-nvml").start()
 
     def wait() -> dict[str, OpsctlError]:
         starting.join()
