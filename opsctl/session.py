@@ -109,9 +109,11 @@ class ServerSession:
     @property
     def gpu_agent(self) -> RemoteAgent:
         """The agent on the machine that owns the GPUs; in a container's own view NVML hides pids."""
-        return self.hosts.agent(self._gpu_owner())
+        return self.hosts.agent(self.gpu_owner)
 
-    def _gpu_owner(self) -> str:
+    @property
+    def gpu_owner(self) -> str:
+        """The name of the host that owns the GPUs: the node, where the site names a container."""
         entry = self.hosts.site.host(self.gpu_host)
         return entry.via or self.gpu_host
 
@@ -119,7 +121,7 @@ class ServerSession:
     def machine(self) -> Machine:
         """Whether processes and GPUs are on one kernel, by boot id; read once."""
         if self._machine is None:
-            if self.owner_host == self._gpu_owner():
+            if self.owner_host == self.gpu_owner:
                 self._machine = compare_machines(None, None, same_entry=True)
             else:
                 self._machine = _compare(self.owner_agent, self.gpu_agent)
@@ -141,7 +143,7 @@ class ServerSession:
 
     def host_names(self) -> list[str]:
         """Return the names of the hosts that this server touches, each once."""
-        return list(dict.fromkeys([self.server.host, self.owner_host, self._gpu_owner()]))
+        return list(dict.fromkeys([self.server.host, self.owner_host, self.gpu_owner]))
 
 
 def _compare(agent: RemoteAgent, gpu_agent: RemoteAgent) -> Machine:

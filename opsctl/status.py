@@ -83,12 +83,26 @@ def look(hosts: Hosts, target: str | None = None) -> Overview:
     site = hosts.site
     host_names, server_names = _chosen(site, target)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="status") as pool:
-        host_looks = [pool.submit(_look_at_host, hosts, name) for name in host_names]
-        server_looks = [pool.submit(_look_at_server, hosts, name) for name in server_names]
-        return Overview(
-            tuple(look.result() for look in host_looks),
-            tuple(look.result() for look in server_looks),
-        )
+        server_looks = {name: pool.submit(_look_at_server, hosts, name) for name in server_names}
+        # a server's look reads the GPUs of its GPU host already
+        read_by = {ServerSession(hosts, name).gpu_owner: name for name in server_names}
+        host_looks = [
+            pool.submit(_look_at_host, hosts, name, gpus=name not in read_by) for name in host_names
+        ]
+        views = [look.result() for look in host_looks]
+        servers = {name: look.result() for name, look in server_looks.items()}
+    for view in views:
+        if view.error is None and view.name in read_by:
+            picture = servers[read_by[view.name]].picture
+            view.report = picture.report if picture else _gpus_of(hosts, view.name)
+    return Overview(tuple(views), tuple(servers.values()))
+
+
+def _gpus_of(hosts: Hosts, name: str) -> GpuReport | None:
+    try:
+        return read_gpus(hosts.agent(name))
+    except OpsctlError:
+        return None  # the server's own error tells why
 
 
 def _chosen(site: Site, target: str | None) -> tuple[list[str], list[str]]:
@@ -103,7 +117,7 @@ def _chosen(site: Site, target: str | None) -> tuple[list[str], list[str]]:
     return [target], [name for name, server in site.servers.items() if server.host == target]
 
 
-def _look_at_host(hosts: Hosts, name: str) -> HostView:
+def _look_at_host(hosts: Hosts, name: str, *, gpus: bool) -> HostView:
     entry = hosts.site.host(name)
     view = HostView(name, hosts.transport(name).name)
     if entry.pct is not None and entry.via is not None:
@@ -111,7 +125,7 @@ def _look_at_host(hosts: Hosts, name: str) -> HostView:
     try:
         agent = hosts.agent(name)
         view.host = read_host(agent)
-        if entry.pct is None:
+        if entry.pct is None and gpus:
             view.report = read_gpus(agent)
     except OpsctlError as error:
         view.error = error
