@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import hashlib
 import ssl
-import threading
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,35 +13,15 @@ import pytest
 from opsctl.errors import CheckFailed, ConfigError, CouldNotTell, TransportError
 from opsctl.proxmox import Container, HttpsApi, PveError, PveshApi
 from opsctl.transport.base import CommandResult
+from tests.wire.fake_node import TOKEN, TOKEN_ID, fake_node
 
 pytestmark = pytest.mark.wire
-TOKEN_ID, TOKEN = "root@pam!ops", "token-7f3a"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    fakepve = pytest.importorskip("fakepve")
-    from fakepve.certs import make_cert
-
-    cert, key, _ = make_cert(str(tmp_path_factory.mktemp("pve")))
-    pve = fakepve.FakePve(host="127.0.0.1", port=0)
-    pve.time_scale = 0.02
-    pve.apitokens[TOKEN_ID] = TOKEN
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(pve.start(cert, key), loop).result(10)
-    yield SimpleNamespace(pve=pve, url=f"https://127.0.0.1:{pve.port}", ca=Path(cert))
-    asyncio.run_coroutine_threadsafe(pve.stop(), loop).result(10)
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
-    with warnings.catch_warnings():
-        # the fake leaves the transports of refused TLS handshakes to the garbage collector
-        warnings.simplefilter("ignore", ResourceWarning)
-        loop.close()
-        del pve
-        gc.collect()
+    with fake_node(tmp_path_factory.mktemp("pve")) as node:
+        yield node
 
 
 @pytest.fixture
