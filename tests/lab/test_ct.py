@@ -1,0 +1,155 @@
+"""`opsctl ct` on the lab's node: pvesh over ssh, real containers, real tasks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.fixture import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+CONFIG = "/etc/pve/lxc/130.conf"
+
+
+@pytest.fixture
+def node(lab: Lab) -> Iterator[Lab]:
+    """Container 130 stopped, unlocked, without snapshots, before and after."""
+    saved = lab.on("pve1", ["/bin/cat", CONFIG]).stdout
+    _clean(lab)
+    yield lab
+    _clean(lab)
+    lab.on("pve1", ["/bin/sh", "-c", 'printf %s "$1" >"$2"', "sh", saved, CONFIG])
+
+
+def _clean(lab: Lab) -> None:
+    lab.pct("unlock", "130")
+    if lab.pct("status", "130").stdout == "status: running\n":
+        assert lab.pct("stop", "130").exit_code == 0
+    for row in ct(lab, "status", "ct130")[1]["data"]["snapshots"]:
+        lab.pct("delsnapshot", "130", row["name"])
+
+
+def ct(lab: Lab, *words: str) -> tuple[int, dict[str, Any]]:
+    done = lab.opsctl(["ct", words[0], "--json", "--site", str(lab.site_file), *words[1:]])
+    try:
+        document: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise AssertionError((done.exit_code, done.stdout, done.stderr)) from None
+    assert document["exit_code"] == done.exit_code
+    return done.exit_code, document
+
+
+def state(lab: Lab) -> str:
+    return lab.pct("status", "130").stdout.split()[-1]
+
+
+def test_a_container_is_started_rebooted_and_shut_down_through_pvesh(node: Lab) -> None:
+    """Each ends with the container seen in its state; the node's user needs no root login (sudo -n)."""
+    assert ct(node, "status", "ct130")[0] == 20
+
+    started = ct(node, "start", "ct130", "--yes")
+    rebooted = ct(node, "reboot", "130", "--node", "pve1-ops", "--yes")
+    assert (started[0], rebooted[0], state(node)) == (0, 0, "running")
+    done = ct(node, "shutdown", "ct130", "--yes")
+
+    assert (done[0], done[1]["outcome"], state(node)) == (0, "shut-down", "stopped")
+    assert started[1]["data"]["api"].startswith("pvesh on ssh:")
+    assert started[1]["data"]["task"].startswith("UPID:pve1:")
+
+
+def test_a_lock_is_told_with_its_task_and_never_cleared(node: Lab) -> None:
+    """A backup that runs is named with user and age; one that was killed leaves a lock without a task."""
+    node.on("pve1", ["/usr/bin/sed", "-i", "$ a lock: backup", CONFIG])
+    upid = "UPID:pve1:00000001:00000001:00000001:vzdump:130:backup@pve:"
+    task = {"upid": upid, "type": "vzdump", "id": "130", "user": "backup@pve", "node": "pve1"}
+    task |= {"starttime": int(time.time()) - 300, "pid": 1}
+    write = 'mkdir -p /var/log/pve/tasks; printf %s "$2" >"/var/log/pve/tasks/$1"'
+    node.on("pve1", ["/bin/sh", "-c", write, "sh", upid, json.dumps(task)])
+    try:
+        code, held = ct(node, "start", "ct130", "--yes")
+        looked, seen = ct(node, "status", "ct130")
+    finally:
+        node.on("pve1", ["/bin/rm", f"/var/log/pve/tasks/{upid}"])
+    orphaned = ct(node, "start", "ct130", "--yes")
+
+    assert (code, looked, orphaned[0]) == (50, 20, 50)
+    assert "vzdump of backup@pve" in held["findings"][0]["text"]
+    assert seen["data"]["lock"]["user"] == "backup@pve"
+    assert "no running task" in orphaned[1]["findings"][0]["text"]
+    assert "lock: backup" in node.on("pve1", ["/bin/cat", CONFIG]).stdout
+    assert state(node) == "stopped"
+
+
+def test_a_start_that_fails_shows_the_tasks_log(node: Lab) -> None:
+    """dev0 names a device that the node does not have."""
+    node.on("pve1", ["/usr/bin/sed", "-i", "$ a dev0: /dev/nvidia99", CONFIG])
+
+    code, failed = ct(node, "start", "ct130", "--yes")
+
+    assert (code, state(node)) == (20, "stopped")
+    assert "Device /dev/nvidia99 does not exist" in failed["findings"][0]["text"]
+
+
+def test_exec_passes_words_whole_and_tells_the_true_end(node: Lab) -> None:
+    """No shell in between; a signal, a missing program and a time-out are told apart; nothing is left."""
+    ct(node, "start", "ct130", "--yes")
+
+    words = ct(node, "exec", "ct130", "--", "printf", "%s\n", "a b", "$HOME", "'", "--", "*")
+    killed = ct(node, "exec", "ct130", "--", "sh", "-c", "kill -9 $$")
+    absent = ct(node, "exec", "ct130", "--", "/no/such/program")
+    late = ct(node, "exec", "--timeout", "1", "ct130", "--", "sleep", "9871")
+    left = node.on("ct130", ["/usr/bin/pgrep", "-f", "^sleep 9871$"]).stdout
+
+    assert (words[0], words[1]["data"]["stdout"]) == (0, "a b\n$HOME\n'\n--\n*\n")
+    assert (killed[0], killed[1]["data"]["exit_code"]) == (20, 137)
+    assert (absent[0], absent[1]["data"]["exit_code"]) == (20, 127)
+    assert (late[0], late[1]["findings"][0]["code"], left) == (20, "exec-timeout", "")
+
+
+def test_exec_in_a_stopped_container_says_so(node: Lab) -> None:
+    """Exit 30: it could not be reached, and how to start it."""
+    code, refused = ct(node, "exec", "ct130", "--", "true")
+
+    assert (code, refused["findings"][0]["code"]) == (30, "container-stopped")
+
+
+def test_a_snapshot_brings_files_back_and_old_ones_are_pruned(node: Lab) -> None:
+    """Take, change, roll back; then keep one: the older one of ours goes, the operator's stays."""
+    ct(node, "start", "ct130", "--yes")
+    node.pct("exec", "130", "--", "sh", "-c", "echo before >/root/file")
+    assert node.pct("snapshot", "130", "mine").exit_code == 0
+    assert ct(node, "snapshot", "ct130", "--name", "opsctl-one", "--yes")[0] == 0
+    node.pct("exec", "130", "--", "sh", "-c", "echo after >/root/file")
+
+    back = ct(node, "rollback", "ct130", "opsctl-one", "--start", "--yes")
+    file = node.pct("exec", "130", "--", "cat", "/root/file").stdout
+    pruned = ct(node, "snapshot", "ct130", "--keep", "1", "--yes")
+
+    assert (back[0], back[1]["data"]["after"], file) == (0, "running", "before\n")
+    assert (pruned[0], pruned[1]["data"]["deleted"]) == (0, ["opsctl-one"])
+    names = [row["name"] for row in ct(node, "status", "ct130")[1]["data"]["snapshots"]]
+    assert sorted(names) == sorted(["mine", pruned[1]["data"]["snapshot"]])
+
+
+def test_passthrough_is_right_in_one_container_and_told_in_the_other(node: Lab) -> None:
+    """129 has its GPUs; 130 has none, and one that is mounted without its cgroup rule is named."""
+    code, good = ct(node, "check", "glm5")
+    assert (code, good["outcome"], good["findings"]) == (0, "ok", [])
+    assert len(good["data"]["devices"]) == 11
+    assert good["data"]["driver"]["module"] == good["data"]["driver"]["library"]
+
+    stopped = ct(node, "check", "ct130")
+    mount = "lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file"
+    node.on("pve1", ["/usr/bin/sed", "-i", f"$ a {mount}", CONFIG])
+    ct(node, "start", "ct130", "--yes")
+    code, bad = ct(node, "check", "ct130")
+
+    assert [item["code"] for item in stopped[1]["findings"]][:1] == ["no-gpu-passed"]
+    told = {item["code"]: item["next"] for item in bad["findings"]}
+    assert code == 20
+    assert told["device-not-allowed"].endswith("lxc.cgroup2.devices.allow: c 1:* rwm")
+    assert "driver-library-missing" in told
