@@ -100,8 +100,10 @@ def _store(place: Path, version: str, path: str, body: bytes) -> dict[str, str]:
     """Keep an added file once for all versions that share it, else under the version's name."""
     shared = place / Path(path).name
     own = place / f"{version}-{Path(path).name}"
-    if own.exists() or (shared.exists() and shared.read_bytes() != body):
+    if shared.exists() and shared.read_bytes() != body:
         shared = own
+    elif own.exists():
+        own.unlink()  # it was this version's own, and is now what the others have
     shared.write_bytes(body)
     return {"source": shared.name, "sha256": digest(body)}
 

@@ -1,12 +1,13 @@
 """Known-bad: the incident's first attempt at decoding without drafts in EAGLEWorker. Kept to reproduce its crash.
 
-It hands the target one token per request and no spec_info. The cache slots are still those of the step before,
-and a speculating server has captured graphs for the verify step only, num_draft_tokens rows per request.
+It hands the target one token per request and no spec_info, with cache slots as for a verify step. A speculating
+server has captured graphs for the verify step only, num_draft_tokens rows per request.
 """
 
 import torch
 
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.common import alloc_token_slots
 
 
 def too_many(worker, batch):
@@ -17,7 +18,9 @@ def too_many(worker, batch):
 def decode(worker, batch):
     draft = batch.spec_info
     bonus = draft.bonus_tokens if hasattr(draft, "bonus_tokens") else draft.verified_id
+    rows = batch.batch_size() * worker.speculative_num_draft_tokens
     batch.input_ids = bonus.to(torch.int64)
+    batch.out_cache_loc = alloc_token_slots(batch.tree_cache, rows)
     batch.spec_info = None
     out = worker.target_worker.forward_batch_generation(batch.get_model_worker_batch())
     return GenerationBatchResult(
