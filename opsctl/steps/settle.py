@@ -9,6 +9,7 @@ from opsctl.errors import OpsctlError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.gpu_memory import ProveGpuMemory
+from opsctl.steps.record import CONCLUSIVE_EXIT_CODES
 from opsctl.steps.rollback import go_back
 from opsctl.steps.stop import StopServer
 
@@ -37,7 +38,7 @@ class Settle:
         failed = failed_step(ctx)
         if failed is None:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing to settle"})
-        if ctx.server.on_failure == "leave" or ctx.cancelled.is_set():
+        if ctx.server.on_failure == "leave":
             return leave(ctx, failed)
         stopped = stop(ctx)
         if not stopped.is_good or ctx.server.on_failure == "stop":
@@ -48,13 +49,17 @@ class Settle:
 def failed_step(ctx: StepContext) -> str | None:
     """Return the step of the launch that went wrong; None when nothing was launched or nothing went wrong.
 
-    An end that is not known, or a wait that was interrupted, is no failure: nothing is stopped for it.
+    Only what the server itself did is a failure. An end that is not known, a wait that was interrupted or
+    ran into --deadline, and a slow start are none: nothing is stopped for them.
     """
-    if "launch" not in ctx.results:
+    if "launch" not in ctx.results or ctx.cancelled.is_set():
         return None
-    bad = (StepOutcome.FAILED, StepOutcome.REFUSED)
-    found = [name for name in BAD_STEPS if (r := ctx.results.get(name)) and r.outcome in bad]
+    found = [name for name in BAD_STEPS if (r := ctx.results.get(name)) and is_failure(r)]
     return found[0] if found else None
+
+
+def is_failure(result: StepResult) -> bool:
+    return result.outcome is StepOutcome.FAILED and result.exit_code in CONCLUSIVE_EXIT_CODES
 
 
 def leave(ctx: StepContext, failed: str) -> StepResult:

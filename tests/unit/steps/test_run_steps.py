@@ -367,21 +367,29 @@ def test_an_attempt_is_kept_here_and_there_and_one_failing_does_not_keep_the_oth
 
 
 @pytest.mark.parametrize(
-    ("name", "outcome", "failed"),
+    ("name", "result", "failed"),
     [
-        ("ready", StepOutcome.FAILED, "ready"),
-        ("smoke", StepOutcome.FAILED, "smoke"),
-        ("launch", StepOutcome.FAILED, "launch"),
-        ("ready", StepOutcome.UNKNOWN, None),
-        ("ready", StepOutcome.DONE, None),
+        ("ready", StepResult(StepOutcome.FAILED, exit_code=60), "ready"),
+        ("smoke", StepResult(StepOutcome.FAILED, exit_code=70), "smoke"),
+        ("launch", StepResult(StepOutcome.FAILED, exit_code=60), "launch"),
+        ("ready", StepResult(StepOutcome.UNKNOWN, exit_code=60), None),  # slow
+        (
+            "ready",
+            StepResult(StepOutcome.FAILED, exit_code=20),
+            None,
+        ),  # --deadline, a stranger's port
+        ("ready", StepResult(StepOutcome.FAILED, exit_code=130), None),  # Ctrl-C
+        ("ready", StepResult(StepOutcome.FAILED, exit_code=30), None),  # the way broke
+        ("smoke", StepResult(StepOutcome.UNKNOWN, exit_code=75), None),
+        ("ready", StepResult(StepOutcome.DONE), None),
     ],
 )
 def test_only_a_proven_failure_is_settled(
-    name: str, outcome: StepOutcome, failed: str | None
+    name: str, result: StepResult, failed: str | None
 ) -> None:
-    """A cut way or a slow start stops nothing."""
+    """A cut way, a deadline, an interruption or a slow start stops nothing."""
     ctx = context(FakeAgent())
-    ctx.results |= {"launch": done(), name: StepResult(outcome)}
+    ctx.results |= {"launch": done(), name: result}
 
     assert failed_step(ctx) == failed
 
