@@ -192,8 +192,8 @@ class Relay:
                 if more == b"":
                     break
                 self._buffer += more or b""
-        except OpsctlError:
-            pass
+        except (OpsctlError, OSError, ValueError):
+            pass  # the way broke, or was closed under the read
         self.close()
 
     def _take(self, kind: bytes, number: int, data: bytes) -> None:
