@@ -15,6 +15,8 @@ from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.patch import execute, findings_of, look, prove, target_of
 from opsctl.steps.patch_plan import Look, PatchPlan, plan_exactly
 
+STAGED_KEY = "staged-swap"
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -64,6 +66,7 @@ class StagePatches:
     def run(self, ctx: StepContext) -> StepResult:
         swap = plan_swap(ctx, wanted_patches(ctx), allow_known_bad=self.allow_known_bad)
         proofs = [prove(ctx.session.agent, plan, staged=True) for plan in swap.moving]
+        ctx.live[STAGED_KEY] = swap
         data: dict[str, Any] = {
             "contents": swap.contents(),
             "transactions": [plan.lines() for plan in swap.moving],
@@ -99,11 +102,12 @@ class ApplyPatches:
     def run(self, ctx: StepContext) -> StepResult:
         if "stage" in ctx.results and not ctx.data_of("stage").get("transactions"):
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was staged"})
+        staged = ctx.live.get(STAGED_KEY)
         replies, swap = bring_to(
             ctx,
             wanted_patches(ctx),
             allow_known_bad=self.allow_known_bad,
-            staged=ctx.data_of("stage"),
+            staged=staged if isinstance(staged, Swap) else None,
         )
         data = {"transactions": replies, "summary": swap.summary()}
         if not replies:
@@ -116,23 +120,25 @@ def bring_to(
     wanted: list[str],
     *,
     allow_known_bad: bool = False,
-    staged: Mapping[str, Any] | None = None,
+    staged: Swap | None = None,
 ) -> tuple[list[dict[str, Any]], Swap]:
-    """Do the transactions one after the other, each from a fresh look; return their replies and the state.
+    """Do the transactions one after the other; return their replies and what stands afterwards.
 
-    ``staged`` is what the stage step of this run proved. The very same content is not proven a second
-    time: the import takes half a minute, and by now the server is down.
+    ``staged`` is what the stage step of this run planned and proved. It is neither looked at nor proven a
+    second time: the import takes half a minute, and by now the server is down. The agent compares each
+    file with what was staged and changes nothing when one has changed since.
     """
+    swap = staged or plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
     replies: list[dict[str, Any]] = []
-    for _ in range(2):  # the transaction, and the look that finds nothing left to do
-        swap = plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
-        if not swap.moving:
-            break
+    while swap.moving:
         plan = swap.moving[0]
-        if staged and is_proven(swap, staged):
+        if swap is staged and is_proven(swap, ctx.data_of("stage")):
             plan = replace(plan, provable=False)
         ctx.note("patch-intent", {"action": plan.action, "patches": list(plan.patches)})
         replies.append(execute(ctx.session.agent, plan, ctx.run_id))
+        if len(swap.moving) == 1:
+            break
+        swap = plan_swap(ctx, wanted, allow_known_bad=allow_known_bad)
     return replies, swap
 
 
