@@ -250,7 +250,8 @@ def show_dry_run(app: App, order: Order, plan: Plan, session: ServerSession) -> 
     lines = [f"{name}: {line}" for name, found in report.preview for line in found]
     text = ["nothing was changed; this would be done:", *(f"  {line}" for line in lines)]
     if report.failed:
-        text = ["nothing was changed, and it would not get as far as the stop"]
+        first = [line for line in lines if line.startswith("container: ")]
+        text = ["nothing was changed, and it would not get as far as the stop", *first]
     return emit(app, document, lambda: "\n".join(text))
 
 

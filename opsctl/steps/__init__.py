@@ -11,6 +11,7 @@ from opsctl.steps.base import Step
 
 # name in playbooks, ledger and documents -> "module:class"
 STEPS: dict[str, str] = {
+    "container": "opsctl.steps.container:Container",
     "lock": "opsctl.steps.lock:Lock",
     "look": "opsctl.steps.look:Look",
     "preflight": "opsctl.steps.preflight:Preflight",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lab.fixture import Lab
+from tests.lab.stopping import cleared, opsctl
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 CONFIG = "/etc/pve/lxc/130.conf"
@@ -153,3 +155,49 @@ def test_passthrough_is_right_in_one_container_and_told_in_the_other(node: Lab) 
     assert code == 20
     assert told["device-not-allowed"].endswith("lxc.cgroup2.devices.allow: c 1:* rwm")
     assert "driver-library-missing" in told
+
+
+@pytest.fixture
+def stopped_129(clean_lab: Lab) -> Iterator[Lab]:
+    """Container 129 stopped, as found at 3 a.m.; it runs again afterwards."""
+    with cleared(clean_lab, "ct129"):
+        assert clean_lab.pct("stop", "129").exit_code == 0
+        yield clean_lab
+        clean_lab.restore()
+        clean_lab.on("ct129", ["sh", "-c", "systemctl stop 'opsctl-*'; rm -rf /var/lib/opsctl"])
+
+
+def test_a_restart_finds_its_container_stopped_and_brings_it_up(
+    stopped_129: Lab, tmp_path: Path
+) -> None:
+    """Planned and refused without a yes, the container stays down; with it the server answers."""
+    lab = stopped_129
+    planned = opsctl(lab, tmp_path, "restart", "glm5", "--dry-run", "--no-smoke")
+    code, refused = opsctl(lab, tmp_path, "restart", "glm5", "--no-smoke")
+    assert (code, refused["outcome"]) == (50, "refused")
+    assert refused["findings"][0]["code"] == "not-confirmed"
+    assert planned[1]["data"]["plan"][0]["step"] == "container"
+    assert "start container 129" in planned[1]["data"]["plan"][0]["lines"][0]
+    assert lab.pct("status", "129").stdout == "status: stopped\n"
+
+    code, done = opsctl(lab, tmp_path, "restart", "glm5", "--yes", "--no-smoke", timeout_s=120)
+
+    assert code == 0, done["findings"]
+    steps = {step["name"]: step["outcome"] for step in done["data"]["steps"]}
+    assert (steps["container"], steps["launch"], steps["ready"]) == ("done", "done", "done")
+    code, again = opsctl(lab, tmp_path, "restart", "glm5", "--yes", "--no-smoke", timeout_s=120)
+    steps = {step["name"]: step["outcome"] for step in again["data"]["steps"]}
+    assert (code, steps["container"]) == (0, "unchanged")
+
+
+def test_a_launch_leaves_a_locked_container_alone(stopped_129: Lab, tmp_path: Path) -> None:
+    """Exit 50 with the lock, which stays; nothing is started."""
+    lab = stopped_129
+    config = CONFIG.replace("130", "129")
+    lab.on("pve1", ["/usr/bin/sed", "-i", "$ a lock: backup", config])
+
+    code, refused = opsctl(lab, tmp_path, "launch", "glm5", "--yes", "--no-smoke")
+
+    assert (code, refused["findings"][0]["code"]) == (50, "container-locked")
+    assert "lock: backup" in lab.on("pve1", ["/bin/cat", config]).stdout
+    assert lab.pct("status", "129").stdout == "status: stopped\n"

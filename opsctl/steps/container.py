@@ -1,0 +1,123 @@
+"""Start the server's container where it is stopped; everything after it talks to the inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from opsctl.domain.container import find_lock
+from opsctl.errors import CheckFailed, SafetyRefusal, TransportError
+from opsctl.output import Finding
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+
+if TYPE_CHECKING:
+    from opsctl.proxmox import Container as PveContainer
+    from opsctl.session import ServerSession
+    from opsctl.transport.base import Transport
+
+STOPPED = "container-stopped"
+START_S = 180.0
+BOOT_S = 60.0  # for its init; what is not up by then is met by the steps that need it
+BOOTED = (
+    "case $(readlink /proc/1/exe) in */systemd) "
+    "systemctl is-system-running | grep -Eqx 'running|degraded|maintenance';; esac"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Ask, start the container, and wait until it answers. One that runs, or none at all: nothing to do."""
+
+    name = "container"
+    effect = Effect.CHANGE
+
+    def describe(self) -> str:
+        return "start the server's container if it is stopped"
+
+    def preview(self, ctx: StepContext) -> list[str]:
+        if not is_stopped(ctx):
+            return []
+        return [
+            f"start {_words(ctx)}, which is stopped; its inside cannot be looked at before that"
+        ]
+
+    def run(self, ctx: StepContext) -> StepResult:
+        if not is_stopped(ctx):
+            return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing to start"})
+        from opsctl.containers import container_transport, find_place, open_container
+
+        session = cast("ServerSession", ctx.session)
+        place = find_place(session.hosts.site, session.server.host)
+        container = open_container(session.hosts, place)
+        try:
+            refuse_locked(ctx, container)
+            ctx.confirm(f"{_words(ctx)} is stopped. Start it?")
+            left_s = ctx.deadline.left(ctx.clock.now(), START_S)
+            result = container.act("start", timeout_s=left_s, on_progress=ctx.reporter.progress)
+        finally:
+            container.api.close()
+        wait_for_init(ctx, container_transport(session.hosts, place))
+        findings: tuple[Finding, ...] = ()
+        if result.warnings:
+            text = f"its start was done with {result.warnings} warnings"
+            findings = (Finding("task-warnings", str(place.vmid), text),)
+        data = {"vmid": place.vmid, "task": result.upid, "summary": f"started {_words(ctx)}"}
+        return StepResult(StepOutcome.DONE, changed=True, findings=findings, data=data)
+
+
+def is_stopped(ctx: StepContext) -> bool:
+    """Say whether the server's container is seen to be stopped. Other trouble on the way is raised."""
+    if getattr(ctx.session, "container", None) is None:
+        return False
+    try:
+        _ = ctx.session.agent
+    except TransportError as error:
+        if error.code != STOPPED:
+            raise
+        return True
+    return False
+
+
+def refuse_locked(ctx: StepContext, container: PveContainer) -> None:
+    """Raise SafetyRefusal (exit 50) while another task of the node holds the container."""
+    why = container.status().get("lock")
+    if not why:
+        return
+    lock = find_lock(why, [*container.running_tasks(), *container.running_backups()])
+    if lock is not None:
+        raise SafetyRefusal(
+            f"{_words(ctx)} is stopped, and it is {lock.describe(ctx.wall())}",
+            next_step=lock.advice(container.vmid),
+            code="container-locked",
+            subject=str(container.vmid),
+        )
+
+
+def wait_for_init(ctx: StepContext, inside: Transport) -> None:
+    """Wait until commands run inside and its systemd, if it has one, has started its units."""
+    end = ctx.clock.now() + ctx.deadline.left(ctx.clock.now(), BOOT_S)
+    answered = False
+    while ctx.clock.now() < end and not ctx.cancelled.is_set():
+        try:
+            done = inside.run(["sh", "-c", BOOTED], timeout_s=20.0)
+        except TransportError as error:
+            if error.code != STOPPED:
+                raise
+        else:
+            answered = True
+            if done.exit_code == 0:
+                return
+        ctx.reporter.progress(f"{_words(ctx)} is booting")
+        ctx.clock.sleep(0.3)
+    if not answered:
+        raise CheckFailed(
+            f"{_words(ctx)} was started, and did not come up within {BOOT_S:.0f} s",
+            next_step="look on the node: pct status, and the task's log",
+            code="container-not-up",
+            subject=ctx.server_name,
+        )
+
+
+def _words(ctx: StepContext) -> str:
+    session = cast("ServerSession", ctx.session)
+    return f"container {session.container} on {session.owner_host}"
