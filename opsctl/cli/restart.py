@@ -5,24 +5,12 @@ from __future__ import annotations
 import click
 
 from opsctl.cli.app import App, command
+from opsctl.cli.run_options import attempt_options
 
 
 @command("restart", changes=True)
 @click.argument("server")
-@click.option("--smoke/--no-smoke", default=True, help="Quick smoke after ready.")
-@click.option("--patch/--no-patch", default=True, help="Swap the server's patches in.")
-@click.option("--reason", help="Why; it is shown to others and kept.")
-@click.option("--again", default="", metavar="REASON", help="Repeat an attempt known to fail.")
-@click.option(
-    "--allow-known-bad", is_flag=True, help="Put in a patch that is known to break the server."
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=click.FloatRange(min=1),
-    metavar="S",
-    help="Bound the whole run, in seconds.",
-)
+@attempt_options
 def restart(
     app: App,
     server: str,

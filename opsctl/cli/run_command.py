@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from opsctl.cli.app import App, command
+from opsctl.cli.run_options import deadline_option, reason_option
 from opsctl.errors import UsageError
 
 
@@ -12,14 +13,8 @@ from opsctl.errors import UsageError
 @click.argument("playbook")
 @click.argument("server")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="An input; repeatable.")
-@click.option("--reason", help="Why; it is shown to others and kept.")
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=click.FloatRange(min=1),
-    metavar="S",
-    help="Bound the whole run, in seconds.",
-)
+@reason_option
+@deadline_option
 def run(
     app: App,
     playbook: str,
