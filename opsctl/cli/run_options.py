@@ -20,9 +20,14 @@ deadline_option = click.option(
 
 
 def attempt_options(function: F) -> F:
-    """Add what an attempt can be told: smoke, patch, reason, again, deadline."""
+    """Add what an attempt can be told: smoke, patches, reason, again, deadline."""
     for option in (
         deadline_option,
+        click.option(
+            "--allow-known-bad",
+            is_flag=True,
+            help="Put in a patch that is known to break the server.",
+        ),
         click.option(
             "--again", default="", metavar="REASON", help="Repeat an attempt known to fail."
         ),

@@ -35,6 +35,7 @@ class Collect:
         running = ctx.data_of("look").get("running") or []
         parts: list[tuple[str, Callable[[float], Any]]] = [
             ("processes", lambda left: evidence(ctx, running, left)),
+            ("kernel", lambda left: kernel_log(ctx, left)),
             ("gpus", lambda left: gpu_facts(ctx)),
         ]
         if running:
@@ -62,10 +63,18 @@ def log_tail(ctx: StepContext, path: str, left_s: float) -> str:
 
 
 def evidence(ctx: StepContext, running: list[dict[str, Any]], left_s: float) -> dict[str, Any]:
-    """Return state, wait channel and stacks of the old server's processes, and the kernel log's end."""
-    request = {
-        "roots": [one["pid"] for one in running],
-        "port": ctx.server.port,
-        "limit_s": max(0.5, left_s - 1.0),
-    }
-    return ctx.session.owner_agent.call("evidence.collect", request, timeout_s=left_s)
+    """Return state, wait channel and stacks of the old server's processes, where it runs.
+
+    Its roots are what was launched here and what listens on its port; workers are found by their titles too.
+    """
+    listening = (ctx.data_of("preflight").get("survey") or {}).get("port", {}).get("holders") or []
+    roots = {one["pid"] for one in (*running, *listening)}
+    request = {"roots": sorted(roots), "limit_s": max(0.5, left_s - 1.0)}
+    return ctx.session.agent.call("evidence.collect", request, timeout_s=left_s)
+
+
+def kernel_log(ctx: StepContext, left_s: float) -> list[str] | None:
+    """Return the end of the kernel log of the machine that owns the GPUs; None where it may not be read."""
+    reply = ctx.session.gpu_agent.call("evidence.kernel", {"limit_s": 2.0}, timeout_s=left_s)
+    lines: list[str] | None = reply["lines"]
+    return lines

@@ -22,7 +22,7 @@ KERNEL_LINES = 60
 def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
     """Return state, wait channel, kernel stack and (with py-spy) Python stack of each process of the trees.
 
-    The request: roots (pids), port, limit_s. Workers that lost their parent are found by their title.
+    The request: roots (pids), limit_s. Workers that lost their parent are found by their title.
     """
     end = time.monotonic() + request.get("limit_s", 8.0)
     pids = tree(set(request.get("roots") or []))
@@ -32,12 +32,12 @@ def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if context.cancelled.is_set() or time.monotonic() > end:
             break
         found.append(one(pid, spy, end))
-    return {
-        "processes": found,
-        "kernel": kernel_log(end),
-        "py_spy": spy,
-        "cut": len(found) < len(pids),
-    }
+    return {"processes": found, "py_spy": spy, "cut": len(found) < len(pids)}
+
+
+def kernel(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return the end of this machine's kernel log; ``lines`` None where it may not be read."""
+    return {"lines": kernel_log(time.monotonic() + request.get("limit_s", 2.0))}
 
 
 def tree(roots: set[int]) -> list[int]:
@@ -107,4 +107,4 @@ def output(argv: list[str], timeout_s: float) -> str | None:
     return done.stdout.decode(errors="replace")[:20000] if done.returncode == 0 else None
 
 
-OPERATIONS = {"collect": collect}
+OPERATIONS = {"collect": collect, "kernel": kernel}

@@ -182,3 +182,19 @@ def test_ten_thousand_runs_are_listed_quickly(
     assert code == 0
     assert len(out.splitlines()) == 10_001
     assert seconds < 3.0  # a bound for a loaded machine; 0.6 s is measured by hand
+
+
+@pytest.mark.parametrize("name", ["restart", "launch", "run", "resume", "logs", "history", "show"])
+def test_options_and_parameters_of_a_command_agree(name: str) -> None:
+    """An option without its parameter, or the other way round, is an error only when somebody needs it."""
+    import inspect
+
+    from opsctl.cli import root
+
+    command = root.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None
+    function = inspect.unwrap(command.callback)  # type: ignore[arg-type]
+
+    own = {parameter.name for parameter in command.params}
+    shared = {"site_path", "state_dir", "as_json", "yes", "dry_run", "help"}
+    assert own - shared == set(list(inspect.signature(function).parameters)[1:])
