@@ -47,6 +47,15 @@ def test_only_own_snapshots_go_by_count_and_age(
     assert found == gone
 
 
+def test_the_new_snapshot_stays_although_the_nodes_clock_is_ahead() -> None:
+    """An older one that carries a later time must not push out the one just taken."""
+    ahead = [*SNAPSHOTS, snap("opsctl-ahead", -1)]
+
+    found = prunable(ahead, keep=1, older_than_s=None, now_s=NOW, never="opsctl-new")
+
+    assert "opsctl-new" not in found
+
+
 def test_a_snapshot_without_a_time_is_left_alone() -> None:
     """What is unknown is not old."""
     assert prunable([{"name": "opsctl-x"}], keep=None, older_than_s=0, now_s=NOW) == []
