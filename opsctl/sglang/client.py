@@ -21,6 +21,8 @@ import httptools
 from opsctl.sglang.endpoint import Endpoint
 
 CONNECT_TIMEOUT_S = 5.0
+BURST = 8
+DENSE_S = 0.001
 
 
 class Ended(StrEnum):
@@ -103,25 +105,38 @@ class Exchange:
 
 
 class Pulse:
-    """The moment at which the event loop's pass began.
+    """The times of arrival of one event loop.
 
-    All sockets that one pass of the loop finds ready had their bytes when the pass began: they share
-    its time, so the work on the first does not make the last look late.
+    All sockets that one pass of the loop finds ready had their bytes when the pass began. In a burst
+    they share one time, so the work on the first does not make the last look late. Knowing where a
+    pass ends costs a turn of the loop, so it is asked for only once ``BURST`` arrivals are dense.
     """
 
-    __slots__ = ("pass_s",)
+    __slots__ = ("_count", "_since_s", "pass_s")
 
     def __init__(self) -> None:
         self.pass_s = 0.0
+        self._since_s = 0.0
+        self._count = 0
 
-    def begin_pass(self) -> float:
-        """Take the time of this pass; what is scheduled now runs after all its ready sockets."""
-        self.pass_s = now = time.monotonic()
-        asyncio.get_running_loop().call_soon(self.end_pass)
+    def stamp(self) -> float:
+        """Return the time of what has just arrived."""
+        if self.pass_s:
+            return self.pass_s
+        now = time.monotonic()
+        if now - self._since_s > DENSE_S:
+            self._since_s = now
+            self._count = 0
+        self._count += 1
+        if self._count >= BURST:
+            self.pass_s = now
+            asyncio.get_running_loop().call_soon(self.end_pass)
         return now
 
     def end_pass(self) -> None:
+        """Forget the pass: what is scheduled in a pass runs after all its ready sockets."""
         self.pass_s = 0.0
+        self._count = 0
 
 
 class Connection(asyncio.Protocol):
@@ -143,7 +158,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop does not subclass it
 
     def data_received(self, data: bytes) -> None:
-        self.now = self.pulse.pass_s or self.pulse.begin_pass()
+        self.now = self.pulse.stamp()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
