@@ -469,8 +469,9 @@ def test_a_host_that_allows_no_commands_is_quoted() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_a_read_only_and_a_full_tmp_do_no_harm(tmp_path: Path) -> None:
+def test_a_read_only_and_a_full_tmp_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent writes no temporary file."""
+    monkeypatch.chdir("/")  # a checkout below /tmp would vanish under the mount
     mount = 'unshare -m sh -c \'mount -t tmpfs -o {} tmpfs /tmp && {} exec "$@"\' x "$@"'
     for options, prepare in (
         ("ro", ""),
