@@ -192,6 +192,7 @@ def _change(
             plan = [f"{verb} {target.name}, which is {state} now"]
             document = Document(f"ct {verb}", "planned", data={**data, "plan": plan})
             return emit(app, document, lambda: "\n".join(plan))
+        findings = target.hold_ports(verb) if state == "running" else []
         app.confirm(f"{verb} {target.name}?")
         begun = time.monotonic()
         with target.ticking(f"{verb} of {target.name}"):
@@ -206,7 +207,7 @@ def _change(
                 code="not-as-wanted",
                 subject=str(target.place.vmid),
             )
-        findings = task_findings(target, result.warnings, result.log_tail)
+        findings += task_findings(target, result.warnings, result.log_tail)
         document = Document(f"ct {verb}", _DONE[verb], findings=findings, data=data)
         text = f"{target.name}: {_DONE[verb]} in {data['seconds']:.1f} s, seen {wanted}"
         return emit(app, document, lambda: text)

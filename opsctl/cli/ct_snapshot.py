@@ -134,10 +134,11 @@ def rollback(app: App, target: str, node: str | None, name: str, start_after: bo
         if app.dry_run:
             document = Document("ct rollback", "planned", data={**data, "plan": plan})
             return emit(app, document, lambda: "\n".join(plan))
+        findings = found.hold_ports("rollback") if running else []
         app.confirm("; ".join(plan) + "?")
         with found.ticking(f"rollback of {found.name}"):
             result = found.container.rollback(name, timeout_s=TASK_S)
-            findings = task_findings(found, result.warnings, result.log_tail)
+            findings += task_findings(found, result.warnings, result.log_tail)
             if start_after and found.container.status().get("status") != "running":
                 started = found.container.act("start")
                 findings += task_findings(found, started.warnings, started.log_tail)

@@ -60,6 +60,38 @@ class Target:
                 subject=str(self.place.vmid),
             )
 
+    def hold_ports(self, verb: str) -> list[Finding]:
+        """Take the port locks of the servers inside, until this command ends with the container.
+
+        Returns a finding where that could not be told (no way in, no Python inside).
+
+        Raises:
+            SafetyRefusal: exit 50, when a run of opsctl works on one of them.
+        """
+        from opsctl.cli.playbook_run import who_am_i
+        from opsctl.errors import AgentError, TransportError
+        from opsctl.steps.lock import describe_holder
+
+        servers = {name: self.hosts.site.servers[name] for name in self.place.servers}
+        for host in sorted({server.host for server in servers.values()})[:1]:
+            names = sorted({f"port-{server.port}" for server in servers.values()})
+            owner = {"who": who_am_i(), "run": None, "reason": f"ct {verb}", "server": ""}
+            try:
+                agent = self.hosts.agent(host)
+                reply = agent.call("lock.acquire", {"names": names, "owner": owner}, timeout_s=10.0)
+            except (AgentError, TransportError) as error:
+                text = f"whether a run works inside could not be told: {error.message}"
+                return [Finding("locks-not-told", str(self.place.vmid), text)]
+            if not reply["acquired"]:
+                holder = describe_holder(reply.get("holder") or {}, time.time())
+                raise SafetyRefusal(
+                    f"{reply['name']} in {self.name} is locked by {holder}",
+                    next_step="wait for that run, or talk to its operator",
+                    code="locked",
+                    subject=str(self.place.vmid),
+                )
+        return []
+
     def base_data(self) -> dict[str, Any]:
         """Return what every document of a container says."""
         return {

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from opsctl.session import open_session
+from opsctl.site import load_site
 from tests.lab.fixture import Lab
 from tests.lab.stopping import cleared, opsctl
 
@@ -201,3 +203,19 @@ def test_a_launch_leaves_a_locked_container_alone(stopped_129: Lab, tmp_path: Pa
     assert (code, refused["findings"][0]["code"]) == (50, "container-locked")
     assert "lock: backup" in lab.on("pve1", ["/bin/cat", config]).stdout
     assert lab.pct("status", "129").stdout == "status: stopped\n"
+
+
+def test_a_container_in_which_a_run_works_is_not_rebooted(clean_lab: Lab) -> None:
+    """Another operator's run holds the server's port: exit 50 with who; without it the reboot is done."""
+    owner = {"who": "ann@desk", "run": "r7", "server": "glm5", "reason": "graph crash"}
+    with open_session(load_site(clean_lab.site_file), "glm5") as session:
+        request = {"names": ["port-30000"], "owner": owner}
+        assert session.agent.call("lock.acquire", request, timeout_s=10.0)["acquired"]
+
+        code, refused = ct(clean_lab, "reboot", "glm5", "--yes")
+
+    assert (code, refused["findings"][0]["code"]) == (50, "locked")
+    assert "ann@desk" in refused["findings"][0]["text"]
+    code, done = ct(clean_lab, "reboot", "glm5", "--yes")
+    assert (code, done["outcome"]) == (0, "rebooted"), done
+    clean_lab.restore()
