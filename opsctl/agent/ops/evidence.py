@@ -20,7 +20,7 @@ KERNEL_LINES = 60
 
 
 def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Return state, wait channel, kernel stack and (with py-spy) Python stack of each process of the trees.
+    """Return state, wait channel, kernel and (with py-spy) Python stack of each process, and the kernel log.
 
     The request: roots (pids), limit_s. Workers that lost their parent are found by their title.
     """
@@ -32,7 +32,8 @@ def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if context.cancelled.is_set() or time.monotonic() > end:
             break
         found.append(one(pid, spy, end))
-    return {"processes": found, "py_spy": spy, "cut": len(found) < len(pids)}
+    cut = len(found) < len(pids)
+    return {"processes": found, "kernel": kernel_log(end), "py_spy": spy, "cut": cut}
 
 
 def kernel(request: dict[str, Any], context: Context) -> dict[str, Any]:
