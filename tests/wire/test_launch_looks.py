@@ -190,5 +190,6 @@ def test_evidence_shows_the_tree_of_a_process(agent: RemoteAgent) -> None:
             os.kill(pid, 9)
 
     assert child.pid in pids
+    assert "kernel" in found  # the watch of a smoke reads it
     assert tree
     assert pids[child.pid]["state"] in ("S", "R")
