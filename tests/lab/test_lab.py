@@ -178,7 +178,8 @@ def test_a_test_can_leave_the_labs_network_for_a_moment(lab: Lab) -> None:
 
 def test_nothing_private_shows_on_the_hosts(lab: Lab) -> None:
     """Home folders and the checkout are empty there."""
-    for path in ("/root/.ssh/id_ed25519", "/root/.bashrc", "/work/main", "/home/ops/.bashrc"):
+    private = [str(CHECKOUT / "pyproject.toml"), "/root/.bashrc", "/home/ops/.bashrc"]
+    for path in ("/root/.ssh/id_ed25519", *private):
         assert lab.on("pve1", ["/usr/bin/test", "-e", path]).exit_code == 1
 
 
