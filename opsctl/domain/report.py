@@ -100,7 +100,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     mean = math.fsum(ordered) / n
     interval = None
     if n > 1:
-        deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (n - 1))
+        deviation = math.sqrt(math.fsum([(v - mean) ** 2 for v in ordered]) / (n - 1))
         margin = Z95 * deviation / math.sqrt(n)
         interval = (mean - margin, mean + margin)
     return Spread(

@@ -90,7 +90,11 @@ def decode(
     reply = Reply()
     join = _join_generate if api == "generate" else _join_openai
     documents: list[tuple[float, dict[str, Any]]] = []
-    wanted = [event for event in events if event[1].strip() not in (b"[DONE]", b"")]
+    wanted = [
+        event
+        for event in events
+        if event[1][:1] == b"{" or event[1].strip() not in (b"[DONE]", b"")
+    ]
     reply.done = any(data.strip() == b"[DONE]" for _, data in reversed(events))
     for (at_s, data), document in zip(wanted, _load_all(wanted), strict=True):
         if isinstance(document, dict):
@@ -207,6 +211,12 @@ def _join_openai(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) ->
 
 
 def _take_choices(reply: Reply, choices: Any) -> str:
+    if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict):
+        choice = choices[0]  # nearly every chunk
+        finish = choice.get("finish_reason")
+        if finish and isinstance(finish, str):
+            reply.finish = finish
+        return _content(choice)
     said = ""
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
