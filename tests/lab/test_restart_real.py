@@ -78,6 +78,7 @@ def signal_in_container(lab: Lab, pid: int, number: int) -> None:
     os.kill(lab.outer_pid("ct129", pid), number)
 
 
+@pytest.mark.slow  # five real starts in two modes; `make test` has them on the stand-in
 def test_restart_of_none_healthy_crashed_hung_and_half_started(
     place: tuple[Lab, Path, Path],
 ) -> None:
