@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,13 +47,20 @@ class Request:
     def first_s(self) -> float | None:
         return self.reply.chunk_s[0] if self.reply.chunk_s else None
 
-    def gaps(self) -> tuple[list[float], list[tuple[float, float]]]:
-        """Return the gaps between chunks, and (time per token, tokens) of each, in seconds."""
+    def gaps(self) -> tuple[list[float], list[tuple[float, float]] | None]:
+        """Return the gaps between chunks, and (time per token, tokens) of each, in seconds.
+
+        The second is None where every chunk is one token, so that both are the same.
+        """
         stamps, told = self.reply.chunk_s, self.reply.chunk_tokens
         between = [b - a for a, b in pairwise(stamps)]
         if told is not None and len(told) == len(stamps):
+            if between and told[-1] - told[0] == len(between):
+                return between, None  # counts grow, so each grew by one
             parts = [float(b - a) for a, b in pairwise(told)]
         elif self.reply.tokens is not None and between:
+            if self.reply.tokens - 1 == len(between):
+                return between, None
             # Only the total is known: chunks carry the mean number of tokens.
             parts = [(self.reply.tokens - 1) / len(between)] * len(between)
         else:
@@ -189,10 +197,14 @@ def _take_times(level: LevelReport, good: Iterable[Request]) -> None:
         ttft.append((first - request.sent_s) * 1e3)
         e2e.append((request.end_s - request.sent_s) * 1e3)
         between, tokens = request.gaps()
-        gaps += [gap * 1e3 for gap in between]
-        single = single and len(tokens) == len(between) and all(n == 1 for _, n in tokens)
-        for seconds, count in tokens:
-            per_token += [seconds * 1e3] * max(1, round(count))
+        in_ms = [gap * 1e3 for gap in between]
+        gaps += in_ms
+        if tokens is None:
+            per_token += in_ms
+        else:
+            single = False
+            for seconds, count in tokens:
+                per_token += [seconds * 1e3] * max(1, round(count))
         total = request.reply.tokens
         if total is not None and total > 1:
             last = request.reply.chunk_s[-1]
@@ -232,16 +244,14 @@ def _steady_rate(level: LevelReport, good: Sequence[Request]) -> float | None:
     for request in good:
         stamps, told = request.reply.chunk_s, request.reply.chunk_tokens
         tokens = request.reply.tokens or 0
+        low = bisect_right(stamps, steady.steady_from_s)
+        high = bisect_right(stamps, steady.steady_to_s)
+        if low == high:
+            continue
         if told is None or len(told) != len(stamps):
-            share = tokens / len(stamps) if stamps else 0.0
-            parts = [share] * len(stamps)
+            total += tokens / len(stamps) * (high - low)
         else:
-            parts = [float(b - a) for a, b in zip([0, *told], told, strict=False)]
-        total += math.fsum(
-            part
-            for at, part in zip(stamps, parts, strict=True)
-            if steady.steady_from_s < at <= steady.steady_to_s
-        )
+            total += told[high - 1] - (told[low - 1] if low else 0)
     return total / steady.steady_s
 
 
