@@ -114,7 +114,10 @@ def _site(instance: Instance, *, container: bool) -> Path:
     else:
         from tests.lab import standin
 
-        python, argv = sys.executable, ["--model-path", str(standin.SITE), "--tp", "4"]
+        model = instance.dir / "model"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text("{}")
+        python, argv = sys.executable, ["--model-path", str(model), "--tp", "4"]
         env = {"PYTHONPATH": str(standin.SITE)}
         hosts = {"here": {"local": True}}
         place = {"host": "here", "gpus": {"select": "all", "expect": 8}}
@@ -126,13 +129,18 @@ def _site(instance: Instance, *, container: bool) -> Path:
         "model": arguments.pop("model-path"),
         "args": arguments,
         "env": env,
-        "log_dir": str(instance.dir / "server-logs") if not container else "/var/log/opsctl",
+        **({} if container else _own_folders(instance)),
         "smoke": {"levels": [1, 2, 5, 10], "tokens": 16},
     }
     arguments.pop("port", None)
     path = instance.dir / "demo.yaml"
     path.write_text(json.dumps({"hosts": hosts, "servers": {"glm5": server}}, indent=1))
     return path
+
+
+def _own_folders(instance: Instance) -> dict[str, str]:
+    """Return where a user who is not root keeps logs and records."""
+    return {name: str(instance.dir / name) for name in ("log_dir", "state_dir")}
 
 
 def _arguments(argv: Sequence[str]) -> dict[str, object]:
