@@ -31,7 +31,9 @@ from opsctl.smoke.prompts import Prompt
 TICK_S = 0.05
 LOOK_S = 0.2  # how often silence is looked for
 STOOD_STILL_S = 0.5
-SEND_GAP_S = 0.00004  # 256 slots start within about 10 ms
+SENDS_PER_BURST = 16
+PACED_ABOVE_S = 0.05
+BURST_S = 0.001  # 256 slots start within about 16 ms
 CONNECTS_AT_ONCE = 64  # a listen backlog of 100 is common
 RETAINED_LIMIT_BYTES = 16 << 20
 DRAIN_S = 2.0  # after a crash sign: how long others may still end by themselves
@@ -125,7 +127,9 @@ class Level:
         self._connections: set[Connection] = set()
         self._over = asyncio.Event()
         self._decoded = 0
-        self._silent_since_s = self._last_end_s = self._last_send_s = 0.0
+        self._silent_since_s = self._last_end_s = self._burst_s = 0.0
+        self._in_burst = 0
+        self._paced = True  # until an answer is so fast that pacing would leave slots idle
         self._retained_bytes = 0
         self._outbox: deque[tuple[Connection, Exchange]] = deque()
 
@@ -227,6 +231,7 @@ class Level:
             self.raw.exchanges.append(exchange)
             connection = await self._perform(connection, exchange)
             self._last_end_s = exchange.end_s
+            self._paced = self._paced and exchange.end_s - exchange.sent_s > PACED_ABOVE_S
             self._retained_bytes += sum(map(len, exchange.pieces))
             self._judge_wire(exchange)
 
@@ -250,8 +255,8 @@ class Level:
         """Send in turn, one per pass of the loop.
 
         A pass writes only at its end, so stamps of one pass would be earlier than their bytes; and a
-        burst of all slots at once would wait in the server's socket, unseen by both sides: sends keep
-        a small distance.
+        burst of all slots at once would wait in the server's socket, unseen by both sides: so only
+        a few are sent in one millisecond.
         """
         loop = asyncio.get_running_loop()
         done = exchange.done = loop.create_future()
@@ -261,12 +266,18 @@ class Level:
         return done
 
     def _send_next(self) -> None:
-        if self._clock() - self._last_send_s >= SEND_GAP_S:
-            connection, exchange = self._outbox.popleft()
-            connection.send(exchange)
-            self._last_send_s = exchange.sent_s
+        loop = asyncio.get_running_loop()
+        now = self._clock()
+        if now - self._burst_s >= BURST_S:
+            self._burst_s, self._in_burst = now, 0
+        if self._paced and self._in_burst >= SENDS_PER_BURST:
+            loop.call_later(BURST_S, self._send_next)
+            return
+        self._in_burst += 1
+        connection, exchange = self._outbox.popleft()
+        connection.send(exchange)
         if self._outbox:
-            asyncio.get_running_loop().call_soon(self._send_next)
+            loop.call_soon(self._send_next)
 
     def _next(self) -> Job | None:
         if self._stopping:
