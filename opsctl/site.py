@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from opsctl.errors import ConfigError, UsageError
 from opsctl.secret import SecretRef, Strict
 from opsctl.site_proxmox import ProxmoxAccess
-from opsctl.yaml_lines import read_yaml, validate
+from opsctl.yaml_lines import LocatedYaml, parse_yaml, read_yaml, validate
 
 Levels = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 SECRET_NAME = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|credentials?)$")
@@ -266,7 +266,15 @@ def load_site(explicit: Path | None = None) -> Site:
     path = find_site_file(explicit)
     if path is None:
         return Site(hosts={"here": Host(local=True)})
-    located = read_yaml(path)
+    return _site_of(read_yaml(path), path)
+
+
+def parse_site(text: str, path: Path) -> Site:
+    """Read a site from text that stands in no file yet; ``path`` is where it would. Raises ConfigError."""
+    return _site_of(parse_yaml(text, str(path)), path)
+
+
+def _site_of(located: LocatedYaml, path: Path) -> Site:
     site = validate(Site, located)
     problems = _dangling(site, located.line_of)
     if problems:

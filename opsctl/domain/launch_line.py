@@ -57,7 +57,7 @@ def read_launch_line(argv: tuple[str, ...]) -> LaunchLine | None:
     Knows ``python -m sglang.launch_server``, ``python .../sglang/launch_server.py``, and
     ``sglang serve`` with or without the interpreter in front (sglang 0.5.8 to 0.5.23).
     """
-    arguments = _arguments_of_launch(argv)
+    arguments = arguments_of_launch(argv)
     if arguments is None:
         return None
     port = _last_value(arguments, ("--port",))
@@ -111,7 +111,8 @@ def _same_program(one: str, other: str) -> bool:
     return PurePosixPath(one).name == PurePosixPath(other).name
 
 
-def _arguments_of_launch(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+def arguments_of_launch(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the arguments of an SGLang server's command line, or None when argv is no such server."""
     if len(argv) >= 2 and PurePosixPath(argv[0]).name == "sglang" and argv[1] == "serve":
         return argv[2:]
     if not argv or not is_python(argv[0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
+    "adopt": ("procfs",),
     "attempts": ("launch_find",),
     "compute": (),
     "details": ("procfs", "sockets"),

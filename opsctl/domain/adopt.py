@@ -1,0 +1,366 @@
+"""A running SGLang server as an entry of the site file: proven first, then written down; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from opsctl.domain.launch import DEFAULT_LOG_DIR, SYSTEM_PATH, tensor_parallel
+from opsctl.domain.launch_line import (
+    LaunchLine,
+    arguments_of_launch,
+    is_python,
+    read_launch_line,
+    read_title,
+)
+from opsctl.domain.process import describe
+from opsctl.domain.protection import Table, container_of, unit_of
+from opsctl.errors import CouldNotTell, SafetyRefusal
+from opsctl.facts import Process
+from opsctl.output import Finding
+
+# What SGLang 0.5.8 to 0.5.23, torch, NCCL, Triton, FlashInfer and the model hubs read.
+KEPT_PREFIXES = (
+    "SGLANG_", "SGL_", "NCCL_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "DG_",
+    "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "TRANSFORMERS_", "TOKENIZERS_", "MODELSCOPE_", "AWS_",
+    "OMP_", "MKL_", "GLOO_", "UCX_", "NVSHMEM_", "MOONCAKE_", "LMCACHE_", "MALLOC_", "OUTLINES_",
+)  # fmt: skip
+KEPT_NAMES = (
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "PATH", "PYTHONPATH", "PYTHONHASHSEED",
+    "XDG_CACHE_HOME", "TMPDIR", "CC", "CXX", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy",
+    "https_proxy", "no_proxy",
+)  # fmt: skip
+SECRET_NAME = (
+    r"(?i)(^|[-_])(token|secret|secrets|password|passwd|passphrase|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|key|credentials?|auth|bearer|cookie)([-_]|$)"
+)
+SECRET_VALUE = (
+    r"(^|[^A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|eyJ[A-Za-z0-9_-]{8,}\.eyJ)"
+    r"|://[^/@\s]*:[^/@\s]+@|-----BEGIN"
+)
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$")
+_FLAG_NAME = re.compile(r"[a-z0-9][a-z0-9-]*$")
+_OWN_KEYS = ("port", "model-path", "model")
+_ANYWHERE = (None, "0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One SGLang server seen in a process table, with what proves it."""
+
+    root: Process
+    line: LaunchLine
+    workers: tuple[str, ...]  # titles in its tree
+    pids: tuple[int, ...]  # its whole tree
+    container: str | None  # of its cgroup, as this table shows it
+
+    @property
+    def pid(self) -> int:
+        return self.root.pid
+
+    def describe(self) -> str:
+        """Return pid, owner, port and model, for a list."""
+        return f"pid {self.pid} of {self.root.user or self.root.uid}: {self.line.describe()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """How the server was started, read on its host; see agent/ops/adopt.py."""
+
+    interpreter: str | None
+    cwd: str | None
+    output: str | None
+    env: Mapping[str, str] | None
+    secrets: tuple[str, ...]
+    other_secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of ``servers``. ``values`` hold references where the process has secrets."""
+
+    name: str
+    values: Mapping[str, Any]
+    findings: tuple[Finding, ...] = ()
+    comments: tuple[str, ...] = field(default=())
+
+
+def find_running(processes: Sequence[Process]) -> list[Running]:
+    """Return the SGLang servers of a process table, by pid.
+
+    A forked worker shows its parent's command line until it is titled, so the topmost one counts.
+    """
+    table = Table.of(processes)
+    found = []
+    for process in sorted(table.by_pid.values(), key=lambda one: one.pid):
+        line = _proven_line(process)
+        parent = table.by_pid.get(process.ppid)
+        if line is None or (parent is not None and _proven_line(parent) is not None):
+            continue
+        below = table.descendants(process.pid)
+        titles = tuple(title for one in below if (title := read_title(one.argv)))
+        pids = (process.pid, *(one.pid for one in below))
+        found.append(Running(process, line, titles, pids, container_of(process.cgroup)))
+    return found
+
+
+def _proven_line(process: Process) -> LaunchLine | None:
+    """Return the command line of a server that really is a Python program: argv can be written by anyone."""
+    if process.is_dead or not is_python((process.exe or "").removesuffix(" (deleted)")):
+        return None
+    return read_launch_line(process.argv)
+
+
+def server_of(pid: int, processes: Sequence[Process]) -> Running:
+    """Return the server that ``pid`` is, or is a worker of.
+
+    Raises:
+        SafetyRefusal: there is no such process, or it belongs to no SGLang server.
+    """
+    table = Table.of(processes)
+    process = table.by_pid.get(pid)
+    servers = find_running(processes)
+    near = f"SGLang servers there: {'; '.join(one.describe() for one in servers) or 'none'}"
+    if process is None:
+        raise SafetyRefusal(
+            f"there is no process {pid}", next_step=near, code="no-process", subject=str(pid)
+        )
+    for one in servers:
+        if pid in one.pids:
+            return one
+    why = "" if process.exe else " (its program cannot be read: try as root, or --sudo)"
+    raise SafetyRefusal(
+        f"pid {pid} is no SGLang server and no worker of one: {describe(process)}{why}",
+        next_step=near,
+        code="not-a-server",
+        subject=str(pid),
+    )
+
+
+def refuse_unproven(found: Running, ports: Sequence[int] | None) -> None:
+    """Refuse a command line alone: a server has workers or listens. Raises CouldNotTell (exit 21)."""
+    if found.workers or ports:
+        return
+    raise CouldNotTell(
+        f"pid {found.pid} has the command line of an SGLang server, but no worker and no listening port",
+        next_step="is it only starting, or ending? look again in a minute",
+        code="not-proven",
+        subject=str(found.pid),
+    )
+
+
+def port_of(found: Running, listening: Sequence[int] | None, given: int | None) -> int:
+    """Return the server's port: named by its command line, or the only one that it listens on.
+
+    Raises:
+        CouldNotTell: its config file names the port, and it listens on none or several.
+    """
+    port = given or found.line.port
+    if port is None and listening is not None and len(listening) == 1:
+        port = listening[0]
+    if port is not None:
+        return port
+    seen = ", ".join(str(one) for one in listening or ()) or "none that can be seen"
+    raise CouldNotTell(
+        f"its port stands in a config file, and it listens on: {seen}",
+        next_step="name the port with --port",
+        code="which-port",
+        subject=str(found.pid),
+    )
+
+
+def read_flags(argv: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """Return an SGLang command line's flags as the site file writes them, and those given twice.
+
+    As argparse takes them: the last one counts. Raises CouldNotTell for a word that belongs to no flag.
+    """
+    flags: dict[str, list[str]] = {}
+    twice: list[str] = []
+    current: list[str] | None = None
+    joined = False
+    for word in arguments_of_launch(argv) or ():
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            if not _FLAG_NAME.match(name):
+                raise CouldNotTell(f"'--{name}' is no flag that a site file can name", code="flag")
+            if name in flags:
+                twice.append(name)
+            current = flags[name] = [value] if equals else []
+            joined = bool(equals)
+        elif current is None or joined or (word.startswith("-") and not _NUMBER.match(word)):
+            raise CouldNotTell(
+                "its command line has a word that belongs to no flag",
+                next_step="write this server's entry by hand: `opsctl config example`",
+                code="positional",
+            )
+        else:
+            current.append(word)
+    return {name: _typed(values) for name, values in flags.items()}, twice
+
+
+def _typed(values: list[str]) -> Any:
+    if not values:
+        return True
+    typed = [_scalar(value) for value in values]
+    return typed[0] if len(typed) == 1 else typed
+
+
+def _scalar(text: str) -> str | int | float:
+    """Return a number where it is written back as it was read; all else stays text."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if str(value) == text:
+            return value
+    return text
+
+
+def name_for(line: LaunchLine, model: str, port: int, taken: Iterable[str]) -> str:
+    """Return a free name for the entry, from the served name or the model's last part."""
+    known = set(taken)
+    words = line.served_name or PurePosixPath(model).name
+    base = re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.") or "sglang"
+    base = base if not base.isdigit() else f"server-{base}"
+    for name in (base, f"{base}-{port}", *(f"{base}-{port}-{n}" for n in range(2, 100))):
+        if name not in known:
+            return name
+    raise CouldNotTell(f"no free name like '{base}'", next_step="give one with --name")
+
+
+def make_entry(
+    name: str,
+    host: str,
+    found: Running,
+    started: Started,
+    *,
+    port: int,
+    model: str,
+    uuids: Sequence[str],
+    user: str | None,
+    version: str | None,
+    when: str,
+) -> Entry:
+    """Write a proven server down as an entry of the site file.
+
+    Args:
+        uuids: the GPUs whose memory its processes hold; empty where NVML names none.
+        user: its owner, where that is not the user that the host is reached as.
+    """
+    argv = found.root.argv
+    flags, twice = read_flags(argv)
+    args, notes = _split_flags(flags, started)
+    values: dict[str, Any] = {"host": host}
+    if uuids:
+        values["gpus"] = {"select": list(uuids), "expect": len(uuids)}
+    else:
+        notes.append(_gpus_unknown(argv))
+    values["port"] = port
+    address = flags.get("host")
+    if address not in _ANYWHERE and isinstance(address, str):
+        values["address"] = address
+    values |= {"python": started.interpreter or found.line.interpreter, "model": model}
+    values |= {"args": args, "env": _environment(started)}
+    if user is not None:
+        values["user"] = user
+    if started.cwd not in (None, "/"):
+        values["cwd"] = started.cwd
+    log = started.output or ""
+    if log.startswith("/") and not log.startswith("/dev/") and not log.endswith("(deleted)"):
+        folder = str(PurePosixPath(log).parent)
+        values |= {"log_dir": folder} if folder != DEFAULT_LOG_DIR else {}
+    secret_flags = [flag for flag in flags if _is_secret_flag(flag)]
+    if "api-key" in secret_flags:
+        values["api_key"] = {"env": f"{re.sub(r'[^A-Z0-9]+', '_', name.upper())}_API_KEY"}
+    comments = [f"adopted from pid {found.pid} ({version or 'sglang of unknown version'}), {when}"]
+    if log.startswith("/") and not log.startswith("/dev/"):
+        comments.append(f"its log until the next launch: {log}")
+    comments += [
+        f"left out: --{flag} of its command line; name a file that holds it: args: {{config: FILE}}"
+        for flag in secret_flags
+    ]
+    notes += _notes(name, found, started, twice, secret_flags)
+    return Entry(name, {k: v for k, v in values.items() if v != {}}, tuple(notes), tuple(comments))
+
+
+def _split_flags(
+    flags: Mapping[str, Any], started: Started
+) -> tuple[dict[str, Any], list[Finding]]:
+    """Take the flags that stay flags; a secret inside of a value is left out and told."""
+    args: dict[str, Any] = {}
+    notes: list[Finding] = []
+    for name, value in flags.items():
+        if name in _OWN_KEYS or _is_secret_flag(name):
+            continue
+        if re.search(SECRET_VALUE, str(value)):
+            text = "its value looks like a secret, so it was left out"
+            notes.append(
+                Finding("flag-left-out", f"--{name}", text, "add it by hand, if it is none")
+            )
+            continue
+        args[name] = value
+    return args, notes
+
+
+def _is_secret_flag(name: str) -> bool:
+    return bool(re.search(r"(?i)(^|-)(token|secret|password|passwd|api-?key|credentials?)$", name))
+
+
+def _environment(started: Started) -> dict[str, Any]:
+    env: dict[str, Any] = dict(started.env or {})
+    own = str(PurePosixPath(started.interpreter or "/").parent)
+    path = env.pop("PATH", "")
+    if {part for part in path.split(":") if part} - {*SYSTEM_PATH.split(":"), own, "/usr/games"}:
+        env["PATH"] = path
+    return {**env, **{name: {"env": name} for name in started.secrets}}
+
+
+def _gpus_unknown(argv: Sequence[str]) -> Finding:
+    count = tensor_parallel(argv)
+    text = f"NVML names no memory of its processes; the arguments ask for {count} GPU(s)"
+    return Finding("gpus-not-known", "gpus", text, "add gpus: {select: [UUID, ...]} to the entry")
+
+
+def _notes(
+    name: str, found: Running, started: Started, twice: Sequence[str], secret_flags: Sequence[str]
+) -> list[Finding]:
+    notes = []
+    for flag in secret_flags:
+        text = (
+            "it is on the server's command line, where every user of the host can read it; left out"
+        )
+        step = "put it into a file of the server's user, and name that file: args: {config: FILE}"
+        notes.append(Finding("secret-flag", f"--{flag}", text, step))
+    for secret in started.secrets:
+        text = "a secret of its environment: written as a reference, without its value"
+        step = f"export {secret}=... where you run opsctl, or read it from a file or a command"
+        notes.append(Finding("secret-reference", f"{name}.env.{secret}", text, step))
+    if started.other_secrets:
+        text = f"not taken over: {', '.join(started.other_secrets)}"
+        notes.append(
+            Finding("secrets-left", name, text, "name one with --env if the server needs it")
+        )
+    if started.env is None:
+        text = "its environment cannot be read, so env is empty"
+        step = "adopt it as its own user or as root (--sudo)"
+        notes.append(Finding("environment-unknown", name, text, step))
+    for flag in twice:
+        notes.append(
+            Finding("flag-twice", f"--{flag}", "given more than once; the last one was taken")
+        )
+    if "serve" in found.root.argv[:4] and "sglang.launch_server" not in found.root.argv:
+        text = (
+            "started by `sglang serve`; opsctl launches the same flags as -m sglang.launch_server"
+        )
+        notes.append(Finding("launched-by-serve", name, text))
+    unit = unit_of(found.root.cgroup)
+    if unit is not None and not unit.startswith("opsctl-"):
+        text = f"systemd owns it as {unit}, and may start it again whenever opsctl stops it"
+        step = f"when opsctl takes over: systemctl disable {unit} (see its Restart=)"
+        notes.append(Finding("managed-by-unit", name, text, step))
+    return notes
