@@ -45,6 +45,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.FloatRange(0, min_open=True),
     help="Longest wait for a first token, the very first included.  [default: 4 x --stall]",
 )
+@click.option(
+    "--from",
+    "way",
+    type=click.Choice(["here", "tunnel", "host"]),
+    help="Who sends: this machine, this machine through the server's transport, or the server's host."
+    "  [default: here for a server of this machine, else tunnel]",
+)
 @click.option("--allow-live", is_flag=True, help="Load a server that answers others' requests.")
 @click.option(
     "--drift",

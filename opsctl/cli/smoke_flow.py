@@ -37,10 +37,11 @@ from opsctl.smoke.store import answers_from_json, new_run_id, save_result
 
 if TYPE_CHECKING:
     from opsctl.smoke.agent_watch import AgentWatch
+    from opsctl.smoke.host_load import HostLoad
 
 OWN = (
     "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
-    "html_path", "records_path", "label", "reference", "slo",
+    "html_path", "records_path", "label", "reference", "slo", "way",
 )  # fmt: skip
 
 
@@ -108,6 +109,11 @@ class Flow:
             self.answers = answers_from_json(earlier.get("answers"))
             if not self.answers:
                 raise UsageError(f"the run {self.own['reference']} kept no answers")
+        if self.url is not None and self.own["way"] not in (None, "here"):
+            raise UsageError(
+                "a URL is asked from this machine: --from tunnel and --from host need a server",
+                next_step="name the server in the site file",
+            )
         if self.own["restart_command"] and not (self.url and self.own["bisect"]):
             raise UsageError("--restart-command goes with --url and --bisect")
         if self.url and self.own["bisect"] and not self.own["restart_command"]:
@@ -128,7 +134,7 @@ class Flow:
 
             site = load_site(self.app.site_path)
             session = ServerSession(stack.enter_context(open_hosts(site)), str(self.server))
-            target = stack.enter_context(open_target(session))
+            target = stack.enter_context(open_target(session, self.own["way"]))
             options = self._options(target.endpoint, self.given["api"])
             take_server_settings(options, session.server, self.given)
         report = plan_smoke(options)
@@ -182,12 +188,14 @@ class Flow:
         session = ServerSession(stack.enter_context(open_hosts(site)), name)
 
         def climb(change: Callable[[Options], Options]) -> SmokeReport:
-            with open_target(session) as target:
+            with open_target(session, self.own["way"]) as target:
                 if target.problem is not None:
                     _say(f"nobody watches the processes: {target.problem}")
                 options = self._options(target.endpoint, self.given["api"])
                 take_server_settings(options, session.server, self.given)
-                return self._climb(change(options), target.watch)
+                report = self._climb(change(options), target.watch, target.load)
+                report.load["from"] = target.way
+                return report
 
         report = climb(lambda options: options)
         if self.own["bisect"]:
@@ -215,7 +223,9 @@ class Flow:
         found = bisect_report(report, run_again, restart)
         report.bisection = None if found is None else found.to_dict()
 
-    def _climb(self, options: Options, watch: AgentWatch | None) -> SmokeReport:
+    def _climb(
+        self, options: Options, watch: AgentWatch | None, load: HostLoad | None = None
+    ) -> SmokeReport:
         handlers: list[Any] = [self._view()]
         if self.own["records_path"] is not None:
             from opsctl.smoke.records import RecordWriter
@@ -227,7 +237,7 @@ class Flow:
                 handler(kind, payload)
 
         try:
-            report = run_smoke(options, watch=watch, on_event=on_event)
+            report = run_smoke(options, watch=watch, on_event=on_event, load=load)
         finally:
             for handler in handlers:
                 handler.close()

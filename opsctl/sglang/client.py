@@ -7,183 +7,49 @@ environment are never read: a proxy between the client and the server would be m
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import ssl
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
 import httptools
 
+from opsctl.agent.ops.load_wire import (
+    CONNECT_TIMEOUT_S,
+    ConnectFailed,
+    Ended,
+    Exchange,
+    Pulse,
+    StreamConnection,
+    describe_os_error,
+    kind_of,
+)
 from opsctl.sglang.endpoint import Endpoint
 
-CONNECT_TIMEOUT_S = 5.0
-BURST = 8
-DENSE_S = 0.001
 
-
-class Ended(StrEnum):
-    """How one exchange ended on the wire."""
-
-    COMPLETE = "complete"
-    CUT = "cut"  # the connection closed inside the answer
-    RESET = "reset"  # the peer reset the connection
-    REFUSED = "refused"  # nothing listens any more
-    UNREACHABLE = "unreachable"  # no route, no such name, time-out while connecting
-    LOCAL = "local"  # this machine was the limit: descriptors, ports
-    PROTOCOL = "protocol"  # the answer is not HTTP
-    TLS = "tls"
-    STALLED = "stalled"  # we gave up waiting
-    CANCELLED = "cancelled"  # we closed it on purpose
-
-
-class Exchange:
-    """One request and what came back: raw pieces of the body, each with its time of arrival."""
-
-    __slots__ = (
-        "abort_after",
-        "body_open",
-        "cached",
-        "content_type",
-        "done",
-        "end_s",
-        "ended",
-        "error",
-        "framed",
-        "header_s",
-        "pieces",
-        "request",
-        "retried",
-        "sent_s",
-        "status",
-        "tag",
-        "times",
-    )
-
-    def __init__(self, request: bytes, tag: Any = None, abort_after: int = 0) -> None:
-        self.request = request
-        self.tag = tag
-        self.abort_after = abort_after  # close after so many pieces; 0: never
-        self.sent_s = 0.0
-        self.header_s: float | None = None
-        self.end_s = 0.0
-        self.status = 0
-        self.content_type = ""
-        self.framed = False  # a length or chunks say where the body ends
-        self.body_open = False
-        self.times: list[float] = []
-        self.pieces: list[bytes] = []
-        self.ended: Ended | None = None
-        self.error = ""
-        self.retried = False
-        self.cached: Any = None  # the decoded answer, once somebody needed it
-        self.done: asyncio.Future[None] | None = None
-
-    def finish(self, ended: Ended, now: float, error: str = "") -> None:
-        """Record the end, once; later ends of the same exchange are ignored."""
-        if self.ended is not None:
-            return
-        self.ended = ended
-        self.end_s = now
-        self.error = error
-        if self.done is not None and not self.done.done():
-            self.done.set_result(None)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.pieces)
-
-    def last_token_s(self) -> float | None:
-        """Return when the last piece arrived that is no comment: those keep proxies awake, no more."""
-        for at, piece in zip(reversed(self.times), reversed(self.pieces), strict=True):
-            if piece[:1] != b":":
-                return at
-        return None
-
-
-class Pulse:
-    """The times of arrival of one event loop.
-
-    All sockets that one pass of the loop finds ready had their bytes when the pass began. In a burst
-    they share one time, so the work on the first does not make the last look late. Knowing where a
-    pass ends costs a turn of the loop, so it is asked for only once ``BURST`` arrivals are dense.
-    """
-
-    __slots__ = ("_count", "_since_s", "pass_s")
-
-    def __init__(self) -> None:
-        self.pass_s = 0.0
-        self._since_s = 0.0
-        self._count = 0
-
-    def stamp(self) -> float:
-        """Return the time of what has just arrived."""
-        if self.pass_s:
-            return self.pass_s
-        now = time.monotonic()
-        if now - self._since_s > DENSE_S:
-            self._since_s = now
-            self._count = 0
-        self._count += 1
-        if self._count >= BURST:
-            self.pass_s = now
-            asyncio.get_running_loop().call_soon(self.end_pass)
-        return now
-
-    def end_pass(self) -> None:
-        """Forget the pass: what is scheduled in a pass runs after all its ready sockets."""
-        self.pass_s = 0.0
-        self._count = 0
-
-
-class Connection(asyncio.Protocol):
-    """One kept connection; carries one exchange at a time."""
+class Connection(StreamConnection):
+    """One kept connection whose answers llhttp frames."""
 
     def __init__(self, pulse: Pulse) -> None:
-        self.pulse = pulse
-        self.transport: asyncio.Transport | None = None
-        self.exchange: Exchange | None = None
+        super().__init__(pulse)
         self.parser: Any = httptools.HttpResponseParser(self)
-        self.used = 0
-        self.closed = False
-        self.clock = time.monotonic
-        self.now = 0.0
 
     # asyncio's side
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop does not subclass it
 
     def data_received(self, data: bytes) -> None:
         self.now = self.pulse.stamp()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(Ended.PROTOCOL, f"the answer is not HTTP: {error}")
+            self.end(Ended.PROTOCOL, f"the answer is not HTTP: {error}")
             self.close()
 
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        exchange = self.exchange
-        if exchange is None:
-            return
-        self.now = self.clock()
+    def broke(self, exc: Exception) -> None:
         if isinstance(exc, ssl.SSLError):
-            self._end(Ended.TLS, str(exc))
-        elif exc is not None:
-            self._end(Ended.RESET, describe_os_error(exc))
-        elif exchange.body_open and not exchange.framed:
-            self._end(Ended.COMPLETE, "")
-        elif exchange.body_open:
-            self._end(Ended.CUT, "the server closed the connection inside the answer")
+            self.end(Ended.TLS, str(exc))
         else:
-            self._end(Ended.CUT, "the server closed the connection without an answer")
+            super().broke(exc)
 
     # httptools' side
 
@@ -202,15 +68,7 @@ class Connection(asyncio.Protocol):
             self.exchange.header_s = self.now
             self.exchange.body_open = True
 
-    def on_body(self, body: bytes) -> None:
-        exchange = self.exchange
-        if exchange is None:
-            return
-        exchange.times.append(self.now)
-        exchange.pieces.append(body)
-        if exchange.abort_after and len(exchange.pieces) >= exchange.abort_after:
-            self._end(Ended.CANCELLED, "closed by the client on purpose")
-            self.close()
+    on_body = StreamConnection.take_body
 
     def on_message_complete(self) -> None:
         exchange = self.exchange
@@ -221,49 +79,7 @@ class Connection(asyncio.Protocol):
             return
         if not self.parser.should_keep_alive():
             self.close()
-        self._end(Ended.COMPLETE, "")
-
-    # the caller's side
-
-    def send(self, exchange: Exchange) -> asyncio.Future[None]:
-        """Write the request and return the future of its end. The time of sending is taken here."""
-        assert self.transport is not None
-        self.exchange = exchange
-        self.used += 1
-        done = exchange.done
-        if done is None:
-            done = exchange.done = asyncio.get_running_loop().create_future()
-        now = exchange.sent_s = self.clock()
-        if self.closed or self.transport.is_closing():
-            self._end(Ended.CUT, "the server closed the connection before the request", now)
-            return done
-        self.transport.write(exchange.request)
-        return done
-
-    def give_up(self, ended: Ended, error: str) -> None:
-        """End the exchange in hand from our side and close the connection."""
-        self._end(ended, error, self.clock())
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; safe to call twice."""
-        self.closed = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.close()
-
-    def _end(self, ended: Ended, error: str, now: float | None = None) -> None:
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.finish(ended, self.now if now is None else now, error)
-
-
-class ConnectFailed(Exception):
-    """No connection; ``ended`` says of which kind."""
-
-    def __init__(self, ended: Ended, error: str) -> None:
-        super().__init__(error)
-        self.ended = ended
-        self.error = error
+        self.end(Ended.COMPLETE, "")
 
 
 async def connect(
@@ -308,7 +124,7 @@ async def connect(
     except ssl.SSLError as error:
         raise ConnectFailed(Ended.TLS, describe_tls_error(error)) from error
     except OSError as error:
-        raise ConnectFailed(_kind_of(error), describe_os_error(error)) from error
+        raise ConnectFailed(kind_of(error), describe_os_error(error)) from error
 
 
 async def _answers_tcp(host: str, port: int) -> bool:
@@ -318,33 +134,6 @@ async def _answers_tcp(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
-
-
-LOCAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-
-
-def _kind_of(error: OSError) -> Ended:
-    if isinstance(error, ConnectionRefusedError):
-        return Ended.REFUSED
-    if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return Ended.RESET
-    if error.errno in LOCAL_ERRNOS:
-        return Ended.LOCAL
-    if "Multiple exceptions" in str(error) and "Connect call failed" in str(error):
-        return Ended.REFUSED  # asyncio tried IPv6 and IPv4 and joined both errors
-    return Ended.UNREACHABLE
-
-
-def describe_os_error(error: BaseException) -> str:
-    """Return an operating system's error as words, without Python's class names."""
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, ConnectionResetError):
-        return "connection reset by the server"
-    number = getattr(error, "errno", None)
-    if number == errno.EMFILE:
-        return "too many open files"
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
 def describe_tls_error(error: ssl.SSLError) -> str:
@@ -398,3 +187,17 @@ async def ask(
     if exchange.ended is not Ended.COMPLETE:
         raise ConnectFailed(exchange.ended or Ended.CUT, exchange.error)
     return Answer(exchange.status, exchange.body, exchange.end_s - exchange.sent_s)
+
+
+__all__ = [
+    "Answer",
+    "ConnectFailed",
+    "Connection",
+    "Ended",
+    "Exchange",
+    "Pulse",
+    "ask",
+    "connect",
+    "describe_os_error",
+    "describe_tls_error",
+]

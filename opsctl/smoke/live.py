@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from opsctl.agent.ops.load_level import progress_of
 from opsctl.domain.report import LevelReport
 from opsctl.smoke.report import COLUMNS, level_cells
 
@@ -45,7 +46,7 @@ class LiveView:
         if kind == "tick":
             if time.monotonic() - self._drawn_s < REFRESH_S:
                 return
-            self._now = self._progress(payload["raw"])
+            self._now = self._progress(payload["raw"], payload.get("progress"))
         elif kind == "start":
             self._note = f"{payload['info'].kind} server, {payload['info'].api} route; warming up"
         elif kind == "level":
@@ -64,22 +65,15 @@ class LiveView:
         """Take the view away; the final table is the command's result."""
         self._live.stop()
 
-    def _progress(self, raw: RawLevel) -> list[str]:
-        ended = [exchange for exchange in raw.exchanges if exchange.ended is not None]
-        bad = sum(1 for exchange in ended if exchange.status not in (0, 200) or exchange.error)
-        first = [
-            (exchange.times[0] - exchange.sent_s) * 1e3 for exchange in ended if exchange.times
-        ]
-        ttft = f"{sorted(first)[len(first) // 2]:.1f}" if first else "-"
-        chunks = sum(len(exchange.times) for exchange in raw.exchanges)
-        seconds = time.monotonic() - raw.started_s if raw.started_s else 0.0
-        rate = f"~{chunks / seconds:.0f}" if seconds > 0.5 else "-"
-        doing = f"{raw.in_flight} running"
+    def _progress(self, raw: RawLevel, told: dict[str, Any] | None) -> list[str]:
+        now = progress_of(raw) if told is None else told
+        ttft = "-" if now["ttft_ms"] is None else f"{now['ttft_ms']:.1f}"
+        rate = f"~{now['chunks'] / now['seconds']:.0f}" if now["seconds"] > 0.5 else "-"
         return [
             str(raw.concurrency),
-            doing,
-            f"{len(ended)}/{raw.jobs}",
-            str(bad),
+            f"{now['in_flight']} running",
+            f"{now['ended']}/{raw.jobs}",
+            str(now["failed"]),
             rate,
             ttft,
             "-",

@@ -55,6 +55,7 @@ def report_data(report: SmokeReport, *, stored: bool = False) -> dict[str, Any]:
         },
         "profile": report.options.profile,
         "seed": report.options.seed,
+        "load": report.load,
         "wanted_levels": list(report.wanted),
         "levels": [level.to_dict(timeline=stored) for level in report.levels],
         "down": [level.to_dict(timeline=stored) for level in report.down],
@@ -106,7 +107,9 @@ def text_report(report: SmokeReport, run: str | None) -> str:
     """Return the report that a person reads: the table, then the verdict."""
     info = report.info
     what = " ".join(part for part in (info.kind, info.version, info.model) if part)
-    how = f"{info.api}, {report.options.profile} profile, closed loop; times in ms"
+    sender = {"host": "sent from the server's host, ", "tunnel": "sent through a tunnel, "}
+    way = sender.get(report.load.get("from", "here"), "")
+    how = f"{info.api}, {report.options.profile} profile, {way}closed loop; times in ms"
     lines = [
         f"{report.options.endpoint.url}  {what}  {how}",
         "",

@@ -62,6 +62,7 @@ class SmokeReport:
     interrupted: bool = False
     seconds: float = 0.0
     warmup_s: float | None = None
+    load: dict[str, Any] = field(default_factory=dict)  # where the requests came from
 
     @property
     def all_levels(self) -> list[LevelReport]:

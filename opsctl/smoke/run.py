@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.report import LevelReport, Outcome
 from opsctl.errors import SafetyRefusal, UsageError
@@ -28,6 +28,9 @@ from opsctl.smoke.prompts import Prompt, PromptMaker, make_prompts, request_body
 from opsctl.smoke.result import Options, SmokeReport
 from opsctl.smoke.watch import Verdict, Watch, confirm, is_listening
 
+if TYPE_CHECKING:
+    from opsctl.smoke.host_load import HostLevel, HostLoad
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LIVE_READINGS = 2
 LIVE_GAP_S = 0.1
@@ -43,8 +46,15 @@ def run_smoke(
     *,
     watch: Watch | None = None,
     on_event: OnEvent | None = None,
+    load: HostLoad | None = None,
 ) -> SmokeReport:
     """Run one smoke test and return what was found; Ctrl-C ends it with what was measured so far.
+
+    Args:
+        options: what to send, and how it is judged.
+        watch: eyes on the server's processes and log.
+        on_event: told of each step.
+        load: the load generator on the server's host; None sends from here.
 
     Raises:
         TransportError: the server could not be asked anything.
@@ -57,7 +67,7 @@ def run_smoke(
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS} if main else {}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Smoke(options, watch=watch, on_event=on_event).run())
+            return runner.run(Smoke(options, watch=watch, on_event=on_event, load=load).run())
     finally:
         for number, handler in before.items():  # a run of a playbook has handlers of its own
             signal.signal(number, handler)
@@ -72,14 +82,20 @@ class Smoke:
     """The sequence of one run."""
 
     def __init__(
-        self, options: Options, *, watch: Watch | None = None, on_event: OnEvent | None = None
+        self,
+        options: Options,
+        *,
+        watch: Watch | None = None,
+        on_event: OnEvent | None = None,
+        load: HostLoad | None = None,
     ) -> None:
         self.options = options
         self.profile: Profile = PROFILES[options.profile]
         self.tokens = options.tokens or self.profile.tokens
         self._watch = watch
         self._on_event = on_event or (lambda kind, payload: None)
-        self._level: Level | None = None
+        self._load = load
+        self._level: Level | HostLevel | None = None
         self._interrupted = asyncio.Event()
         self._process_sign: Sign | None = None
         self._book = Book(options.drift)
@@ -111,6 +127,7 @@ class Smoke:
         """Read what the server says of itself and decide the levels; nothing is generated."""
         info = await read_info(self.options.endpoint, self.options.api, self.options.model)
         report = SmokeReport(self.options, info)
+        report.load = {"from": "here"} if self._load is None else self._load.describe()
         await self._refuse_live(info)
         self._prepare(report)
         return report
@@ -237,7 +254,7 @@ class Smoke:
 
     async def _drive(self, report: SmokeReport, concurrency: int, phase: str) -> LevelReport:
         """Run one level with its idle time, and judge it."""
-        if self._descriptors < concurrency + 16:
+        if self._load is None and self._descriptors < concurrency + 16:
             return LevelReport(
                 concurrency,
                 Outcome.NOT_MEASURED,
@@ -306,17 +323,29 @@ class Smoke:
         limits: Limits,
     ) -> RawLevel:
         count, make = (len(jobs), jobs.__getitem__) if isinstance(jobs, list) else jobs
-        self._level = Level(
-            self.options.endpoint,
-            name,
-            concurrency,
-            count,
-            make,
-            api=report.info.api,
-            limits=limits,
-            min_seconds=0.0 if name == "warmup" else self.options.seconds,
-            on_tick=lambda raw: self._on_event("tick", {"raw": raw}),
-        )
+        least_s = 0.0 if name == "warmup" else self.options.seconds
+        if self._load is not None:
+            self._level = self._load.level(
+                name,
+                concurrency,
+                count,
+                make,
+                limits=limits,
+                min_seconds=least_s,
+                on_tick=lambda raw, told: self._on_event("tick", {"raw": raw, "progress": told}),
+            )
+        else:
+            self._level = Level(
+                self.options.endpoint,
+                name,
+                concurrency,
+                count,
+                make,
+                api=report.info.api,
+                limits=limits,
+                min_seconds=least_s,
+                on_tick=lambda raw: self._on_event("tick", {"raw": raw}),
+            )
         if self._process_sign is not None:
             self._level.trouble(self._process_sign)
         if self._interrupted.is_set():

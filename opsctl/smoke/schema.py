@@ -78,6 +78,7 @@ DATA = _object(
         "server": {"type": "object"},
         "profile": {"enum": ["quick", "full"]},
         "seed": {"type": "integer"},
+        "load": {"type": "object", "description": "Who sent: here, tunnel, or the server's host."},
         "wanted_levels": {"type": "array", "items": {"type": "integer"}},
         "levels": {"type": "array", "items": {"$ref": "#/$defs/level"}},
         "down": {"type": "array", "items": {"$ref": "#/$defs/level"}},

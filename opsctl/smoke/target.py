@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from opsctl.facts import Process, ProcessId
 from opsctl.session import ServerSession
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.agent_watch import AgentWatch, vital
+from opsctl.smoke.host_load import HostLoad, open_host_load
 from opsctl.smoke.relay import Relay
+
+ONLY_THERE = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"})
 
 
 @dataclass(slots=True)
@@ -28,35 +31,54 @@ class Target:
     endpoint: Endpoint
     watch: AgentWatch | None
     problem: str | None = None  # why nobody watches
+    load: HostLoad | None = None  # who sends, when that is the server's host
+    way: str = "here"  # here, tunnel or host
 
 
 @contextmanager
-def open_target(session: ServerSession) -> Iterator[Target]:
+def open_target(session: ServerSession, way: str | None = None) -> Iterator[Target]:
     """Open the way to a server's port and the watch on its processes and log.
 
     A host other than this machine is reached by a relay through its transport, so the port need not
     be open to anybody.
+
+    Args:
+        session: the server's agents.
+        way: ``here`` (TCP from this machine), ``tunnel`` (the relay), ``host`` (an agent there sends);
+            None chooses ``here`` for this machine and ``tunnel`` for others.
+
+    Raises:
+        UsageError: ``here``, and the server listens where only its own host can reach it.
     """
     server = session.server
     key = None if server.api_key is None else server.api_key.resolve()
     entry = session.hosts.site.host(server.host)
-    relay: Relay | None = None
-    if entry.local:
-        endpoint = Endpoint(server.address, server.port, api_key=key)
-    else:
-        relay = Relay(session.hosts.transport(server.host), server.address, server.port)
-        endpoint = Endpoint(server.address, server.port, api_key=key, dial=relay.dial)
-    try:
+    way = way or ("here" if entry.local else "tunnel")
+    if way == "here" and not entry.local and server.address in ONLY_THERE:
+        raise UsageError(
+            f"{session.name} has the address {server.address}, which only its own host reaches",
+            next_step="use --from tunnel or --from host, or give its outer address with --url",
+        )
+    with ExitStack() as stack:
+        dial = None
+        if not entry.local and way != "here":
+            relay = Relay(session.hosts.transport(server.host), server.address, server.port)
+            stack.callback(relay.close)
+            dial = relay.dial
+        endpoint = Endpoint(server.address, server.port, api_key=key, dial=dial)
+        load = None
+        if way == "host":
+            transport = session.hosts.transport(server.host)
+            load = stack.enter_context(
+                open_host_load(transport, server.address, server.port, server.python)
+            )
         try:
             watch, problem = watch_of(session), None
         except (OpsctlError, UsageError) as error:
             watch, problem = None, error.message
         if watch is None and problem is None:
             problem = "none of the host's processes is proven to be this server"
-        yield Target(endpoint, watch, problem)
-    finally:
-        if relay is not None:
-            relay.close()
+        yield Target(endpoint, watch, problem, load, way)
 
 
 def watch_of(session: ServerSession) -> AgentWatch | None:
