@@ -121,10 +121,13 @@ def _session(sid: int) -> list[int]:
 
 @contextmanager
 def standin_server(port: int, *flags: str) -> Iterator[int]:
-    """Start the stand-in for SGLang and wait until all of its processes have their titles."""
+    """Start the stand-in for SGLang and wait until it serves.
+
+    One whose main process dies before that takes its children with it, whatever was asked.
+    """
     argv = standin.argv(port, "--tp", "2", "--lab-startup-s", "0", *flags)
     with started(argv, standin.environment()) as pid:
-        wait_for(lambda: len(titles(pid)) >= 3)
+        wait_for(lambda: listens(port) and len(titles(pid)) >= 3)
         yield pid
 
 

@@ -140,6 +140,7 @@ def test_a_log_that_cannot_be_written_stops_the_launch(request_of: Any) -> None:
     assert "No space left" in caught.value.message
 
 
+@pytest.mark.orphans
 def test_orphans_of_the_server_stay_with_its_supervisor(request_of: Any, tmp_path: Path) -> None:
     """A scheduler whose parent died is not handed to pid 1, so its tree can still be read."""
     note = tmp_path / "child"

@@ -161,6 +161,7 @@ def test_restart_of_a_hung_server(ground: Ground) -> None:
     assert len(ground.mains()) == 1
 
 
+@pytest.mark.orphans
 def test_restart_of_a_crashed_server_with_orphans(ground: Ground) -> None:
     """The main process is dead, schedulers live on: they are found by record and title, and stopped."""
     ground.write_site(faults="orphans=1")

@@ -117,7 +117,17 @@ def test_too_few_descriptors_make_a_level_not_measured(serve: Serve, tmp_path: P
 
 def test_low_soft_limit_is_raised(serve: Serve, tmp_path: Path) -> None:
     """A soft limit below the hard one is no obstacle."""
-    words = ["smoke", "--url", serve(), "--levels", "100", "--requests", "100", "--tokens", "4"]
+    words = [
+        "smoke",
+        "--url",
+        serve(ttft_s=0.5),
+        "--levels",
+        "100",
+        "--requests",
+        "100",
+        "--tokens",
+        "4",
+    ]
     child = command(tmp_path, *words, "--json", shell="ulimit -Sn 64")
 
     code, document, _ = finish(child)

@@ -419,6 +419,7 @@ def test_start_can_fail_hang_or_end_at_once(tmp_path: Path) -> None:
         assert READY not in server.text()
 
 
+@pytest.mark.orphans
 def test_orphans_outlive_the_main_process(tmp_path: Path) -> None:
     """Double-forked schedulers have pid 1 as parent (or a reaper) and survive a SIGKILL."""
     with running(tmp_path, faults="reparent") as server:

@@ -120,6 +120,7 @@ def test_who_ignores_term_is_killed_after_the_grace(port: int, tmp_path: Path) -
         assert set(outcomes(result)) == set(everyone)
 
 
+@pytest.mark.orphans
 def test_orphans_of_a_stopped_root_end_too(port: int, tmp_path: Path) -> None:
     """Workers that are left when the root has exited get TERM, then KILL; they were recorded before."""
     with (
@@ -234,6 +235,7 @@ def test_a_doubt_refuses_before_any_signal(port: int, tmp_path: Path) -> None:
         assert is_alive(pid)
 
 
+@pytest.mark.orphans
 def test_orphans_without_their_root_are_refused_without_proof(port: int, tmp_path: Path) -> None:
     """No GPU, no record: titles alone are not taken for the server's. With the pids named they end."""
     with standin_server(port, "--lab-orphans") as pid:

@@ -293,10 +293,19 @@ def test_retraction_in_a_plain_stretch_changes_no_token(
     python = patched(version, "spec-disable-v2")
     start = launch(version, free_port(), eagle=True, python=python, **small, **THRESHOLD)
     with running(start, tmp_path / "log") as server:
-        found = tokens(ask(server, PROMPTS[:8], lengths=(90,)))
+        for gap_s in (
+            0.0,
+            0.02,
+            0.05,
+            0.1,
+            0.2,
+        ):  # how fast this machine is decides when all of them overlap
+            delays = [gap_s * number for number in range(8)]
+            assert tokens(ask(server, PROMPTS[:8], lengths=(90,), delays=delays)) == wanted
+            if "Retract requests" in server.text():
+                break
 
         assert "Retract requests" in server.text()
-    assert found == wanted
 
 
 @pytest.mark.slow
