@@ -1,7 +1,7 @@
 """Wire tests share one machine, and two of them run at once: those that leave orphans run alone.
 
-An orphan of a server bears only SGLang's title, so a stop of any other server on the machine is rightly refused
-while one lives. Tests marked ``orphans`` hold the machine; all the others share it.
+An orphan of a server bears only SGLang's title, so a stop of any other server on the machine is
+rightly refused while one lives. Tests marked ``orphans`` hold the machine; all the others share it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(request: pytest.FixtureRequest, locks: Path) -> Iterator[None]:
     """Share the machine with the other worker, or hold it for a test marked ``orphans``."""
     alone = request.node.get_closest_marker("orphans") is not None
-    # who waits stands in the door, so that a stream of sharing tests cannot starve the one that wants it alone
-    with _locked(locks / "door", fcntl.LOCK_EX) as door:
-        with _locked(locks / "machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
-            fcntl.flock(door, fcntl.LOCK_UN)
-            yield
+    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    # who waits stands in the door, so that those who share cannot starve the one who wants it alone
+    with _locked(locks / "door", fcntl.LOCK_EX) as door, _locked(locks / "machine", how):
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
 
 
 @contextmanager
