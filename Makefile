@@ -1,5 +1,5 @@
 # The two commands of the README, and what else a developer needs. Each sets up what it uses.
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow bench docs lint clean
 
 demo: ## bring the lab up and run the main job on it
 	@bash .ci/demo
@@ -12,6 +12,9 @@ test-slow: ## sweeps and ranges of versions
 
 bench: ## promised figures as ratios against peers
 	@bash .ci/bench
+
+docs: ## the documentation into .cache/site; a warning or a dead link is an error
+	@bash .ci/docs
 
 lint: ## ruff and mypy alone
 	@bash -c '. .ci/lib.sh; make_venv; ruff check . && ruff format --check . && mypy'

@@ -16,20 +16,36 @@ def plan(name: str, **given: str) -> Plan:
 
 def test_all_that_ship_are_sound() -> None:
     """Each file loads, and each of its steps can be made."""
-    assert shipped() == ["launch", "restart", "stop"]
+    assert {"evidence", "free-gpus", "launch", "restart", "restart-hung", "stop"} <= set(shipped())
     for name in shipped():
         assert plan(name).steps
 
 
-@pytest.mark.parametrize("name", ["launch", "restart", "stop"])
+@pytest.mark.parametrize("name", [name for name in shipped() if name != "evidence"])
 def test_nothing_is_destroyed_before_the_question(name: str) -> None:
     """Before `ask` only the lock changes anything, and a stopped container's start, which asks itself."""
     made = plan(name)
     before = [item for item in made.steps if made.is_before_ask(item)]
 
-    first = ["lock"] if name == "stop" else ["container", "lock"]
+    launches = "launch" in {item.name for item in made.steps}
+    first = ["container", "lock"] if launches else ["lock"]
     assert [item.name for item in before[: len(first)]] == first
     assert [item.name for item in before if item.step.effect is not Effect.READ] == first
+
+
+def test_evidence_only_looks() -> None:
+    """The playbook for a look before the act changes nothing, not even a lock."""
+    assert {item.step.effect for item in plan("evidence").steps} == {Effect.READ}
+
+
+def test_a_hung_server_is_restarted_in_the_order_of_a_restart_without_grace() -> None:
+    """The same steps at the same places; the stop begins with KILL."""
+    hung = plan("restart-hung")
+
+    assert [item.name for item in hung.steps] == [item.name for item in plan("restart").steps]
+    assert [getattr(item.step, "hard", None) for item in hung.steps if item.name == "stop"] == [
+        True
+    ]
 
 
 def test_restart_keeps_the_order_of_the_design() -> None:

@@ -29,6 +29,7 @@ class Ground:
     folder: Path
     port: int
     server: dict[str, Any] = field(default_factory=dict)
+    name: str = "one"
 
     @property
     def site(self) -> Path:
@@ -58,7 +59,7 @@ class Ground:
             "ready": {"timeout_s": 30, "stall_s": 15, "generation_s": 10},
         }
         server.update(changes)
-        body = {"hosts": {"here": {"local": True}}, "servers": {"one": server}}
+        body = {"hosts": {"here": {"local": True}}, "servers": {self.name: server}}
         (path or self.site).write_text(yaml.safe_dump(body))
 
     def command(self, *words: str, state: str = "state") -> list[str]:
@@ -140,12 +141,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def make_ground(folder: Path) -> Iterator[Ground]:
+def make_ground(folder: Path, name: str = "one") -> Iterator[Ground]:
     """Make a ground in ``folder`` and leave nothing running behind it."""
     (folder / "model").mkdir(parents=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (folder / "model" / "config.json").write_text(json.dumps(config))
-    ground = Ground(folder, free_port())
+    ground = Ground(folder, free_port(), name=name)
     ground.write_site()
     try:
         yield ground

@@ -96,3 +96,30 @@ def test_each_step_of_the_ci_example_runs(ground: Ground) -> None:
     }
     assert restart["schema"] == "opsctl.restart/1"
     assert restart["outcome"] == "done"
+
+
+def test_the_triage_script_keeps_what_a_colleague_asks_for_and_changes_nothing(
+    ground: Ground,
+) -> None:
+    """The server is the same one afterwards; status, log, evidence and history are in the folder."""
+    assert ground.json("restart", "one", "--yes", "--no-smoke")["exit_code"] == 0
+    before = ground.mains()
+
+    done = subprocess.run(
+        [str(ROOT / "playbooks" / "oncall" / "triage.sh"), "one", "kept"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=environment(ground),
+        cwd=ground.folder,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+    kept = {path.name for path in (ground.folder / "kept").iterdir()}
+    evidence = json.loads((ground.folder / "kept" / "evidence.json").read_text())
+    assert done.returncode == 0, done.stderr
+    assert kept >= {"status.txt", "status.json", "gpu.json", "evidence.json", "history.json"}
+    assert [step["name"] for step in evidence["data"]["steps"]] == ["look", "collect"]
+    assert evidence["exit_code"] == 0, evidence
+    assert ground.mains() == before

@@ -1,0 +1,1 @@
+"""Programs for the checkout, not for users: what is generated from the code."""
