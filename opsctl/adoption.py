@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from opsctl.agent.read import processes_of, read_details, read_package
+from opsctl.agent.read import processes_of, read_details, read_host, read_package
 from opsctl.domain import adopt as domain
 from opsctl.domain.adopt import Entry, Running, Started
 from opsctl.errors import CouldNotTell, SafetyRefusal, UsageError
@@ -72,16 +72,18 @@ def place_of(site: Site, word: str | None, *, become: bool) -> Place:
     known = next((name for name, host in site.hosts.items() if host.ssh == word), None)
     if known is not None:
         return Place(known, {})
-    target = word.rpartition("@")[2].strip("[]").split(":")[0] if word.count(":") < 2 else word
-    name = free_name(site, _host_name(target))
+    from opsctl.transport.ssh_connect import parse_target
+
+    name = free_name(site, _host_name(parse_target(word).host))
     return Place(name, {name: {"ssh": word, **({"become": "sudo"} if become else {})}})
 
 
 def _host_name(target: str) -> str:
     """Return a short name for a host: its first label, or its address with dashes."""
-    label = target if re.fullmatch(r"[\d.:]+", target) else target.split(".")[0]
+    is_address = ":" in target or re.fullmatch(r"[\d.]+", target) is not None
+    label = target if is_address else target.split(".")[0]
     name = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-").lower() or "host"
-    return f"h-{name}" if name[0].isdigit() else name
+    return f"h-{name}" if is_address or name[0].isdigit() else name
 
 
 def free_name(site: Site, base: str) -> str:
@@ -98,6 +100,17 @@ def with_hosts(site: Site, added: Mapping[str, Mapping[str, Any]]) -> Site:
         **{name: Host.model_validate(dict(entry)) for name, entry in added.items()},
     }
     return site.model_copy(update={"hosts": hosts})
+
+
+def settle_name(hosts: Hosts, place: Place) -> Place:
+    """Name a new host that was given by its address after its own host name."""
+    if not place.host.startswith("h-") or place.host not in place.added:
+        return place
+    name = _host_name(read_host(hosts.agent(place.host)).hostname)
+    taken = {key: one for key, one in hosts.site.hosts.items() if key != place.host}
+    name = free_name(hosts.site.model_copy(update={"hosts": taken}), name)
+    hosts.rename(place.host, name)
+    return Place(name, {name: place.added[place.host]})
 
 
 def container_place(site: Site, node: str, vmid: str) -> Place:
@@ -207,6 +220,7 @@ def adopt(hosts: Hosts, place: Place, found: Running, options: Options) -> Adopt
         port=port,
         model=model,
         uuids=held_gpus(picture),
+        gpu_state=picture.report.state,
         user=draft.user,
         version=f"sglang {version}" if version else None,
         when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

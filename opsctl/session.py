@@ -54,6 +54,16 @@ class Hosts:
                 self._agents[name] = start(transport)
             return self._agents[name]
 
+    def rename(self, old: str, new: str) -> None:
+        """Give a host entry another name, with what is open to it; its host was just asked for its own."""
+        with self._guard:
+            entries = {new if name == old else name: one for name, one in self.site.hosts.items()}
+            self.site = self.site.model_copy(update={"hosts": entries})
+            if old in self._transports:
+                self._transports[new] = self._transports.pop(old)
+            if old in self._agents:
+                self._agents[new] = self._agents.pop(old)
+
     def warm(self, names: Iterable[str]) -> dict[str, OpsctlError]:
         """Start several agents at once, and return the errors of those that did not start."""
         errors: dict[str, OpsctlError] = {}

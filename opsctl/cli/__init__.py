@@ -14,6 +14,10 @@ from opsctl.errors import Interrupted, OpsctlError, UsageError
 # name -> "module:attribute", help line. A command's module is imported only when it is used.
 COMMANDS: dict[str, tuple[str, str]] = {
     "adopt": ("opsctl.cli.adopt:adopt", "Write a server that runs already into the site file."),
+    "init": (
+        "opsctl.cli.init:init",
+        "Make a site file from what runs on this machine or on a host.",
+    ),
     "restart": ("opsctl.cli.restart:restart", "Stop, patch, launch and prove a server."),
     "launch": ("opsctl.cli.launch:launch", "Launch a server that does not run, and prove it."),
     "run": ("opsctl.cli.run_command:run", "Run a playbook."),

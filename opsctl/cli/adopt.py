@@ -66,6 +66,7 @@ def adopt(
     place = adoption.place_of(site, host, become=become)
     options = adoption.Options(name, model, port, extra_env)
     with open_hosts(adoption.with_hosts(site, place.added)) as hosts:
+        place = adoption.settle_name(hosts, place)
         place, found = adoption.locate(hosts, place, pid)
         adopted = adoption.adopt(hosts, place, found, options)
     if adopted.known_as is not None:

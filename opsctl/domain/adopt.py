@@ -242,6 +242,7 @@ def make_entry(
     port: int,
     model: str,
     uuids: Sequence[str],
+    gpu_state: str,
     user: str | None,
     version: str | None,
     when: str,
@@ -250,6 +251,7 @@ def make_entry(
 
     Args:
         uuids: the GPUs whose memory its processes hold; empty where NVML names none.
+        gpu_state: how reading the GPUs went; without a library or devices there is nothing to select.
         user: its owner, where that is not the user that the host is reached as.
     """
     argv = found.root.argv
@@ -258,7 +260,7 @@ def make_entry(
     values: dict[str, Any] = {"host": host}
     if uuids:
         values["gpus"] = {"select": list(uuids), "expect": len(uuids)}
-    else:
+    elif gpu_state not in ("no-library", "no-devices"):
         notes.append(_gpus_unknown(argv))
     values["port"] = port
     address = flags.get("host")

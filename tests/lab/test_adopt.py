@@ -148,7 +148,7 @@ def test_the_only_server_of_a_new_ssh_host_is_adopted_without_a_pid(
 
     assert code == 0, text
     assert document["data"]["pid"] == pid
-    assert document["data"]["hosts"] == {"h-10-77-1-2": {"ssh": "root@10.77.1.2"}}
+    assert document["data"]["hosts"] == {"gpu1": {"ssh": "root@10.77.1.2"}}
     name = document["data"]["name"]
     _, seen, _ = opsctl(clean_lab, site, "status", name)
     assert seen["data"]["servers"][0]["processes"][0]["pid"] == pid
@@ -158,3 +158,35 @@ def test_the_only_server_of_a_new_ssh_host_is_adopted_without_a_pid(
 def _listens(lab: Lab, port: int, host: str = "ct129") -> bool:
     done = lab.on(host, ["/usr/bin/ss", "-Hltn", f"sport = :{port}"])
     return str(port) in done.stdout
+
+
+def test_init_makes_a_checked_site_file_from_a_running_server_in_seconds(
+    clean_lab: Lab, tmp_path: Path
+) -> None:
+    """The node's container and its server are found; the file passes, and is not overwritten."""
+    inner = serve(clean_lab, "ct129", 30000, tp=8)
+    wait_for(lambda: _listens(clean_lab, 30000), "the port")
+    path = tmp_path / "opsctl.yaml"
+    try:
+        planned = opsctl(clean_lab, path, "init", "--host", "root@10.77.1.1", "--dry-run")
+        assert (planned[0], path.exists()) == (0, False)
+        unasked = opsctl(clean_lab, path, "init", "--host", "root@10.77.1.1")
+        code, document, text = opsctl(clean_lab, path, "init", "--host", "root@10.77.1.1", "--yes")
+        assert code == 0, text
+        (server,) = document["data"]["servers"]
+        _, seen, _ = opsctl(clean_lab, path, "status", server["name"])
+        again = opsctl(clean_lab, path, "init", "--host", "root@10.77.1.1", "--yes")
+        check = clean_lab.opsctl(["config", "check", "--site", str(path)])
+    finally:
+        clean_lab.on(
+            "ct129", ["/usr/bin/pkill", "-KILL", "-f", "^/opt/sglang/bin/python -m sglang"]
+        )
+
+    assert unasked[0] == 50  # nobody to ask
+    assert (server["host"], server["ns_pid"]) == ("ct129", inner)
+    assert seen["data"]["servers"][0]["processes"][0]["ns_pid"] == inner
+    assert (again[0], again[1]["findings"][0]["code"]) == (50, "exists")
+    assert check.exit_code == 0, check.stderr
+    written = path.read_text()
+    assert "# ct130: {pct: 130, via: pve1}" in written
+    assert "8 x NVIDIA" in written

@@ -110,7 +110,8 @@ def started(**changes: object) -> Started:
 def entry(argv: tuple[str, ...] = LINE, start: Started | None = None, **changes: object) -> Entry:
     (found,) = find_running([process(50, *argv)])
     given: dict[str, object] = {
-        "port": 30000, "model": "/m", "uuids": ("GPU-1",), "user": None, "version": None, "when": "now",
+        "port": 30000, "model": "/m", "uuids": ("GPU-1",), "gpu_state": "ok",
+        "user": None, "version": None, "when": "now",
     }  # fmt: skip
     return make_entry("glm5", "here", found, start or started(), **{**given, **changes})  # type: ignore[arg-type]
 
@@ -181,6 +182,7 @@ def test_what_cannot_be_known_is_said() -> None:
 
     assert {f.code for f in made.findings} == {"gpus-not-known", "environment-unknown"}
     assert "gpus" not in made.values
+    assert not entry(uuids=(), gpu_state="no-library").findings
 
 
 def test_a_unit_that_would_start_it_again_is_told() -> None:
@@ -190,8 +192,10 @@ def test_a_unit_that_would_start_it_again_is_told() -> None:
     assert line is not None
     found = Running(root, line, (), (50,), None)
 
-    made = make_entry("a", "here", found, started(), port=1, model="m", uuids=["GPU-1"], user=None,
-                      version=None, when="now")  # fmt: skip
+    made = make_entry(
+        "a", "here", found, started(),
+        port=1, model="m", uuids=["GPU-1"], gpu_state="ok", user=None, version=None, when="now",
+    )  # fmt: skip
 
     assert [f.code for f in made.findings] == ["managed-by-unit"]
 
