@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from opsctl.errors import ConfigError, TransportError, UsageError
 
 if TYPE_CHECKING:
-    from opsctl.proxmox import Api, Container
+    from opsctl.proxmox import Api
+    from opsctl.proxmox_container import Container
     from opsctl.session import Hosts
     from opsctl.site import Site
     from opsctl.transport.base import Transport
@@ -87,7 +88,7 @@ def open_container(hosts: Hosts, place: Place) -> Container:
     Raises:
         ConfigError: a secret cannot be read, or the node's name cannot be told.
     """
-    from opsctl.proxmox import Container
+    from opsctl.proxmox_container import Container
 
     api = _open_api(hosts, place.node_host)
     try:

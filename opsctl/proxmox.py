@@ -1,20 +1,18 @@
-"""Proxmox VE: containers through the API (proxmoxer) or, without a token, through `pvesh` on the node."""
+"""The API of Proxmox VE: over TLS (proxmoxer) or, without a token, through `pvesh` on the node."""
 
 from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import tenacity
 
-from opsctl.errors import CheckFailed, ConfigError, CouldNotTell, OpsctlError, TransportError
+from opsctl.errors import ConfigError, OpsctlError, TransportError
 from opsctl.transport.base import Transport
 
 REQUEST_TIMEOUT_S = (
@@ -25,7 +23,9 @@ CHANGE_TIMEOUT_S = (
 )
 BUSY = re.compile(r"got timeout|can't lock file|no quorum|got no worker upid", re.IGNORECASE)
 LOCKED = re.compile(r"(?:CT|VM) is locked(?: \((?P<why>[\w-]+)\))?")
-WARNINGS = re.compile(r"WARNINGS: (\d+)$")
+FORBIDDEN = re.compile(r"Permission check failed \((?P<path>/\S*), (?P<privileges>[\w.|]+)\)")
+# the proxy on one node could not reach the other; nothing of the call has happened
+NODE_AWAY = frozenset({502, 503, 504, 595, 596, 597, 598, 599})
 
 
 class PveError(OpsctlError):
@@ -34,25 +34,51 @@ class PveError(OpsctlError):
     exit_code = 20
     code = "pve-refused"
 
-    def __init__(self, status: int, text: str, *, subject: str) -> None:
-        super().__init__(f"{subject}: {text}", next_step=_advice(status, text), subject=subject)
+    def __init__(self, status: int, text: str, *, subject: str, who: str = "") -> None:
+        said = f"{who} is not allowed: {text}" if status == 403 and who else text
+        super().__init__(f"{subject}: {said}", next_step=advise(status, text, who), subject=subject)
         self.status = status
         self.text = text
         if status in (401, 403):
             self.exit_code = 30  # not allowed to look is not "looked, and it is bad"
+            self.code = "pve-login" if status == 401 else "pve-forbidden"
 
 
-def _advice(status: int, text: str) -> str | None:
-    if status in (401, 403):
-        return (
-            "check the token's id, its secret and its privileges "
-            "(VM.Audit, VM.PowerMgmt, VM.Snapshot, Sys.Audit on /vms/VMID and /nodes/NODE)"
-        )
+def advise(status: int, text: str, who: str = "") -> str | None:
+    """Return what to do about a refusal of the node."""
+    if status == 401:
+        return _advise_login(who)
+    if status == 403:
+        return _advise_privileges(text, who)
     if LOCKED.search(text):
         return (
             "wait for the task that holds the lock (`opsctl ct status`); opsctl never clears a lock"
         )
+    if "quorum" in text:
+        return "the cluster cannot write its configuration now: pvecm status, on the node"
+    if BUSY.search(text):
+        return "another task has its hands on this container: opsctl ct status, then try again"
     return None
+
+
+def _advise_login(who: str) -> str:
+    if "!" in who:
+        user = who.split("!")[0]
+        return f"check token_id and its secret; on the node: pveum user token list {user}"
+    return "check user and password, and the realm behind the @"
+
+
+def _advise_privileges(text: str, who: str) -> str:
+    found = FORBIDDEN.search(text)
+    if found is None or not who:
+        return "see docs/proxmox.md for the privileges that opsctl needs, and on which paths"
+    path, privilege = found["path"], found["privileges"].split("|")[0]
+    kind = "tokens" if "!" in who else "users"
+    also = " (and to its user, if the token is privilege-separated)" if "!" in who else ""
+    return (
+        f"give it a role with {privilege} on {path}{also}; on the node: "
+        f"pveum acl modify {path} --{kind} '{who}' --roles ROLE"
+    )
 
 
 class Api(Protocol):
@@ -96,10 +122,13 @@ class HttpsApi:
             )
         self.name = f"https://{parts.hostname}:{parts.port or 8006}"
         self._secrets = [secret for secret in (token, password) if secret]
+        self._who = token_id or user or ""
+        self._may_log_in = password is not None
         arguments: dict[str, Any] = {
             "port": parts.port or 8006,
             "timeout": timeout_s,
             "verify_ssl": str(ca_file) if ca_file else fingerprint is None,
+            "proxies": {"no_proxy": parts.hostname},  # for the login, which has no session
         }
         if token is not None:
             who, _, token_name = (token_id or "").partition("!")
@@ -108,24 +137,44 @@ class HttpsApi:
             arguments |= {"user": who, "token_name": token_name, "token_value": token}
         else:
             arguments |= {"user": user, "password": password}
-        with self._told():
-            self._api = self._connect(parts.hostname, arguments)
-        self._api._store["session"].trust_env = False  # a proxy variable must not redirect the API
-        if fingerprint:
-            self._api._store["session"].mount("https://", _pinned(fingerprint))
+        self._host, self._arguments, self._fingerprint = parts.hostname, arguments, fingerprint
+        self._api = self._connect()
 
-    def _connect(self, host: str, arguments: dict[str, Any]) -> Any:
+    def _connect(self) -> Any:
+        """Log in where there is a password, which proxmoxer does at once."""
         from proxmoxer import ProxmoxAPI
 
-        return _retrying()(ProxmoxAPI, host, **arguments)
+        def once() -> Any:
+            with self._told():
+                return ProxmoxAPI(self._host, **self._arguments)
+
+        api = _retrying()(once)
+        api._store["session"].trust_env = False  # a proxy variable must not redirect the API
+        if self._fingerprint:
+            api._store["session"].mount("https://", _pinned(self._fingerprint))
+        return api
 
     def call(self, method: str, path: str, params: dict[str, Any] | None = None) -> Any:
+        """Do one call; log in again, once, where the ticket is no longer good.
+
+        proxmoxer renews a ticket after an hour with the ticket itself. That fails when it has expired
+        meanwhile (2 h; a laptop's sleep counts for the node and not for our clock) or the node forgot it.
+        A call that is answered with 401 has done nothing.
+        """
+
         def once() -> Any:
             resource = self._api(path.strip("/"))
             with self._told():
                 return getattr(resource, method.lower())(**(params or {}))
 
-        return _retrying()(once)
+        try:
+            return _retrying(method)(once)
+        except PveError as error:
+            if error.status != 401 or not self._may_log_in:
+                raise
+        self.close()
+        self._api = self._connect()
+        return _retrying(method)(once)
 
     def close(self) -> None:
         """Close the connections."""
@@ -141,9 +190,18 @@ class HttpsApi:
             yield
         except ResourceException as error:
             text = self._clean(str(error.content or error).strip())
-            raise PveError(int(error.status_code), text, subject=self.name) from None
+            status = int(error.status_code)
+            if status in NODE_AWAY:
+                raise TransportError(
+                    f"{self.name}: it cannot reach the container's node ({status} {text})",
+                    next_step="is that node up? on this one: pvecm status",
+                    code="pve-node-away",
+                    subject=self.name,
+                ) from None
+            raise PveError(status, text, subject=self.name, who=self._who) from None
         except AuthenticationError:
-            raise PveError(401, "the login was refused", subject=self.name) from None
+            text = f"the login of {self._who} was refused"
+            raise PveError(401, text, subject=self.name, who=self._who) from None
         except requests.exceptions.SSLError as error:
             raise TransportError(
                 f"{self.name}: the certificate is not trusted ({self._clean(_root(error))})",
@@ -200,7 +258,7 @@ class PveshApi:
         self._timeout_s = timeout_s
 
     def call(self, method: str, path: str, params: dict[str, Any] | None = None) -> Any:
-        return _retrying()(self._once, method, path, params or {})
+        return _retrying(method)(self._once, method, path, params or {})
 
     def close(self) -> None:
         """The transport belongs to whoever opened it."""
@@ -233,145 +291,21 @@ class PveshApi:
             return last if last.startswith("UPID:") else text
 
 
-def _retrying() -> tenacity.Retrying:
-    """Retry what cannot have happened yet: no connection, or a lock that was busy; at most four times."""
+def _retrying(method: str = "POST") -> tenacity.Retrying:
+    """Try again what cannot have happened yet, and reads that were cut; at most four times in all.
+
+    Not yet happened: no connection, or a lock that was busy.
+    """
     return tenacity.Retrying(
         stop=tenacity.stop_after_attempt(4) | tenacity.stop_after_delay(45),
         wait=tenacity.wait_exponential(multiplier=0.5, max=5),
-        retry=tenacity.retry_if_exception(_may_retry),
+        retry=tenacity.retry_if_exception(lambda error: _may_retry(method, error)),
         reraise=True,
     )
 
 
-def _may_retry(error: BaseException) -> bool:
+def _may_retry(method: str, error: BaseException) -> bool:
     if isinstance(error, PveError):
         return bool(BUSY.search(error.text))
-    return isinstance(error, TransportError) and error.code == "pve-unreachable"
-
-
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """How a task ended: ``warnings`` counts what PVE warned of although the task was done."""
-
-    upid: str
-    warnings: int
-    log_tail: tuple[str, ...]
-
-
-class Container:
-    """One container of one node."""
-
-    def __init__(self, api: Api, node: str, vmid: int) -> None:
-        self.api = api
-        self.node = node
-        self.vmid = vmid
-
-    @property
-    def _path(self) -> str:
-        return f"/nodes/{self.node}/lxc/{self.vmid}"
-
-    def status(self) -> dict[str, Any]:
-        """Return status/current: ``status`` (running, stopped), ``lock``, ``uptime``, ``name``."""
-        answer: dict[str, Any] = self.api.call("GET", f"{self._path}/status/current")
-        return answer
-
-    def config(self) -> dict[str, Any]:
-        """Return the container's configuration, without pending changes."""
-        answer: dict[str, Any] = self.api.call("GET", f"{self._path}/config", {"current": 1})
-        return answer
-
-    def act(
-        self,
-        verb: str,
-        *,
-        params: dict[str, Any] | None = None,
-        timeout_s: float = 180.0,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> TaskResult:
-        """Start, stop, shutdown or reboot, and wait until the task has ended.
-
-        Raises:
-            PveError: refused at once; CheckFailed: the task failed; CouldNotTell: no end in time.
-        """
-        upid = self.api.call("POST", f"{self._path}/status/{verb}", params)
-        return self.wait(upid, timeout_s=timeout_s, on_progress=on_progress)
-
-    def snapshots(self) -> list[dict[str, Any]]:
-        """Return the snapshots, without the entry ``current`` that PVE adds."""
-        answer = self.api.call("GET", f"{self._path}/snapshot") or []
-        return [item for item in answer if item.get("name") != "current"]
-
-    def snapshot(self, name: str, description: str, **waiting: Any) -> TaskResult:
-        """Take a snapshot. PVE answers 'snapshot feature is not available' where the storage cannot."""
-        upid = self.api.call(
-            "POST", f"{self._path}/snapshot", {"snapname": name, "description": description}
-        )
-        return self.wait(upid, **waiting)
-
-    def rollback(self, name: str, **waiting: Any) -> TaskResult:
-        """Go back to a snapshot; the container is stopped by it."""
-        return self.wait(self.api.call("POST", f"{self._path}/snapshot/{name}/rollback"), **waiting)
-
-    def delete_snapshot(self, name: str, **waiting: Any) -> TaskResult:
-        """Delete one snapshot."""
-        return self.wait(self.api.call("DELETE", f"{self._path}/snapshot/{name}"), **waiting)
-
-    def running_tasks(self) -> list[dict[str, Any]]:
-        """Return the node's unfinished tasks of this container: who holds a lock, and since when."""
-        tasks = self.api.call(
-            "GET", f"/nodes/{self.node}/tasks", {"vmid": self.vmid, "source": "active"}
-        )
-        return [task for task in tasks or [] if not task.get("endtime")]
-
-    def running_backups(self) -> list[dict[str, Any]]:
-        """Return the node's unfinished backups of several guests: these name no container."""
-        tasks = self.api.call(
-            "GET", f"/nodes/{self.node}/tasks", {"typefilter": "vzdump", "source": "active"}
-        )
-        return [task for task in tasks or [] if not task.get("endtime") and not task.get("id")]
-
-    def wait(
-        self,
-        upid: Any,
-        *,
-        timeout_s: float = 180.0,
-        on_progress: Callable[[str], None] | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> TaskResult:
-        """Wait for a task. Only OK and WARNINGS count as done; a time-out is not success."""
-        if not isinstance(upid, str) or not upid.startswith("UPID:"):
-            raise CouldNotTell(
-                f"container {self.vmid}: the node answered without a task id", code="no-upid"
-            )
-        deadline = clock() + timeout_s
-        while True:
-            state = self.api.call("GET", f"/nodes/{self.node}/tasks/{upid}/status")
-            if state.get("status") == "stopped":
-                return self._ended(upid, str(state.get("exitstatus") or ""))
-            if clock() >= deadline:
-                raise CouldNotTell(
-                    f"container {self.vmid}: the task did not end within {timeout_s:.0f} s",
-                    next_step=f"watch it on the node: pvesh get /nodes/{self.node}/tasks/{upid}/log",
-                    code="task-timeout",
-                    subject=upid,
-                )
-            if on_progress is not None:
-                on_progress(f"{state.get('type', 'task')} of container {self.vmid} is running")
-            sleep(0.3)
-
-    def _ended(self, upid: str, exitstatus: str) -> TaskResult:
-        lines = self.api.call("GET", f"/nodes/{self.node}/tasks/{upid}/log", {"limit": 500}) or []
-        tail = tuple(str(line.get("t", "")) for line in lines)[-10:]
-        if exitstatus == "OK":
-            return TaskResult(upid, 0, tail)
-        warned = WARNINGS.match(exitstatus)
-        if warned:
-            return TaskResult(upid, int(warned[1]), tail)
-        text = "\n    ".join(line for line in tail if line) or "the task left no log"
-        raise CheckFailed(
-            f"container {self.vmid}: the task failed: {exitstatus or 'no exit status'}\n    {text}",
-            next_step=_advice(500, exitstatus),
-            code="task-failed",
-            subject=upid,
-        )
+    again = {"pve-unreachable", *(("pve-cut", "pve-node-away") if method == "GET" else ())}
+    return isinstance(error, TransportError) and error.code in again

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opsctl.cli.talk import Talk
     from opsctl.containers import Place
     from opsctl.domain.container import Lock
-    from opsctl.proxmox import Container
+    from opsctl.proxmox_container import Container
     from opsctl.session import Hosts
 
 
@@ -40,14 +40,7 @@ class Target:
 
     def lock(self, status: dict[str, Any]) -> Lock | None:
         """Return the lock that a status shows, with the running task that accounts for it."""
-        from opsctl.domain.container import find_lock
-
-        if not status.get("lock"):
-            return None
-        tasks = self.container.running_tasks()
-        if status["lock"] == "backup":
-            tasks = [*tasks, *self.container.running_backups()]
-        return find_lock(str(status["lock"]), tasks)
+        return self.container.lock(status)
 
     def refuse_locked(self, status: dict[str, Any]) -> None:
         """Raise SafetyRefusal (exit 50) while another task holds the container's lock."""

@@ -35,13 +35,20 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The lock in a container's configuration. ``holder`` None: no running task accounts for it."""
+    """The lock in a container's configuration. ``holder`` None: no running task accounts for it.
+
+    ``unseen`` names the privilege that our login lacks to see other people's tasks: nothing is known of
+    the holder then.
+    """
 
     why: str
     holder: Holder | None
+    unseen: str | None = None
 
     def describe(self, now_s: float) -> str:
         """Say what holds it, since when and for whom."""
+        if self.unseen is not None:
+            return f"locked ({self.why}); by which task is not known: the login lacks {self.unseen}"
         if self.holder is None:
             return f"locked ({self.why}), and no running task of the node accounts for it"
         age = max(0.0, now_s - self.holder.started_s)
@@ -53,6 +60,8 @@ class Lock:
 
     def advice(self, vmid: int) -> str:
         """Say what to do about it; never to let opsctl clear it."""
+        if self.unseen is not None:
+            return f"look at the node's task list, or give the login {self.unseen}"
         if self.holder is None:
             return (
                 "look at the node's task list and for a task that was killed; only when nothing works "

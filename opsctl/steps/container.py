@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from opsctl.domain.container import find_lock
 from opsctl.errors import CheckFailed, SafetyRefusal, TransportError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
 if TYPE_CHECKING:
-    from opsctl.proxmox import Container as PveContainer
+    from opsctl.proxmox_container import Container as PveContainer
     from opsctl.session import ServerSession
     from opsctl.transport.base import Transport
 
@@ -80,10 +79,7 @@ def is_stopped(ctx: StepContext) -> bool:
 
 def refuse_locked(ctx: StepContext, container: PveContainer) -> None:
     """Raise SafetyRefusal (exit 50) while another task of the node holds the container."""
-    why = container.status().get("lock")
-    if not why:
-        return
-    lock = find_lock(why, [*container.running_tasks(), *container.running_backups()])
+    lock = container.lock(container.status())
     if lock is not None:
         raise SafetyRefusal(
             f"{_words(ctx)} is stopped, and it is {lock.describe(ctx.wall())}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -123,6 +124,13 @@ class Lab:
             finally:
                 self.on(host, ["/usr/bin/kill", "-9", str(pid)])
                 process.wait(10)
+
+    def switch(self, **switches: object) -> None:
+        """Set what tests/lab/node/switches.py lists, all of it anew; `restore` clears it."""
+        write = 'mkdir -p "${2%/*}"; printf %s "$1" >"$2.new"; mv "$2.new" "$2"'
+        path = "/var/lib/lab-pve/switches.json"
+        done = self.on("pve1", ["/bin/sh", "-c", write, "sh", json.dumps(switches), path])
+        assert done.exit_code == 0, done.stderr
 
     def pct(self, *words: str, timeout_s: float = 60) -> Result:
         """Run pct on the node."""

@@ -60,8 +60,13 @@ def ssh_hosts() -> list[access.SshHost]:
 def build_host(instance: Instance, host: LabHost) -> None:
     """Fill and mount the host's root file system and write its LXC configuration."""
     folder = instance.run_dir / "hosts" / host.name
-    layer = Layer(folder / "upper", host.name, ["lab-host.service", "ssh.service"])
+    services = ["lab-host.service", "ssh.service"]
+    if host is PVE1:
+        services.append("pveproxy.service")
+    layer = Layer(folder / "upper", host.name, services)
     layer.put("etc/systemd/system/lab-host.service", _host_unit(host))
+    if host is PVE1:
+        layer.put("etc/systemd/system/pveproxy.service", node.API_UNIT)
     layer.create()
     layer.put("etc/hosts", hosts_file(host.name))
     layer.put("etc/tmpfiles.d/lab.conf", gpus.device_nodes())

@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 BUILT_BY = (
-    *("access", "build", "fleet", "gpus", "hosts", "keeper", "kernel", "kmsg", "lifecycle"),
+    *("access", "api", "build", "fleet", "gpus", "hosts", "keeper", "kernel", "kmsg", "lifecycle"),
     *("rootfs", "rootless", "site", "software"),
 )
 INSTALLED = ("node", "nvml", "standin")
@@ -84,6 +84,11 @@ class Instance:
     def demo_file(self) -> Path:
         """A smaller site file, without the hosts that refuse or are stopped."""
         return self.dir / "demo.yaml"
+
+    @property
+    def api_file(self) -> Path:
+        """The site file that reaches the node through its API."""
+        return self.dir / "api.yaml"
 
     @property
     def ssh_config(self) -> Path:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.lab import access, cgroups, gpus, hosts, nvml, packages, processes, rootfs, site
+from tests.lab import access, api, cgroups, gpus, hosts, nvml, packages, processes, rootfs, site
 from tests.lab.enter import run_inside
 from tests.lab.errors import LabError
 from tests.lab.fixture import Lab
@@ -81,6 +81,7 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
         for host in hosts.HOSTS:
             gpus.create(instance.gpu_dirs / host.name, host.name)
         access.write_client_files(instance, hosts.ssh_hosts())
+        api.make(instance, ("pve1",), hosts.PVE1.addresses)
         _write_sites(instance)
     with _keeper(instance, record) as commit:
         _build_inside(instance, record)
@@ -93,6 +94,7 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
 def _write_sites(instance: Instance) -> None:
     instance.site_file.write_text(site.hosts_site(instance))
     instance.demo_file.write_text(site.demo_site(instance))
+    instance.api_file.write_text(site.api_site(instance))
 
 
 @contextmanager

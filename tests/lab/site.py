@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.lab import gpus
+from tests.lab import api, gpus
 from tests.lab.instance import Instance
 
 REAL_VERSION = "0.5.12.post1"
@@ -81,6 +81,23 @@ def demo_site(instance: Instance) -> str:
     """Return demo.yaml: one server, real SGLang with EAGLE-3 where it is installed."""
     text = DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
     return text + _server("glm5", real_server(instance, 30000, True) or STAND_IN, "pve1")
+
+
+def api_site(instance: Instance) -> str:
+    """Return api.yaml: the node reached through its API with a token, trusted by its CA."""
+    access = {
+        "api": "https://10.77.1.1:8006",
+        "token_id": api.TOKEN_ID,
+        "token": {"file": str(api.secret_file(instance, "token"))},
+        "ca_file": str(api.ca_file(instance)),
+    }
+    text = DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    hosts = text.removesuffix("servers:\n").replace(
+        "pve1: {", f"pve1: {{proxmox: {json.dumps(access)}, "
+    )
+    return f"{hosts}  ct130: {{pct: 130, via: pve1}}\nservers:\n" + _server(
+        "glm5", STAND_IN, "pve1"
+    )
 
 
 def real_server(instance: Instance, port: int, eagle: bool) -> dict[str, Any] | None:

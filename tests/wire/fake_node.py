@@ -30,7 +30,8 @@ def fake_node(folder: Path) -> Iterator[SimpleNamespace]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     asyncio.run_coroutine_threadsafe(pve.start(cert, key), loop).result(10)
-    yield SimpleNamespace(pve=pve, url=f"https://127.0.0.1:{pve.port}", ca=Path(cert))
+    url = f"https://127.0.0.1:{pve.port}"
+    yield SimpleNamespace(pve=pve, url=url, ca=Path(cert), loop=loop)
     asyncio.run_coroutine_threadsafe(pve.stop(), loop).result(10)
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import ssl
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 
 from opsctl.errors import CheckFailed, ConfigError, CouldNotTell, TransportError
-from opsctl.proxmox import Container, HttpsApi, PveError, PveshApi
+from opsctl.proxmox import HttpsApi, PveshApi
+from opsctl.proxmox_container import Container
 from opsctl.transport.base import CommandResult
 from tests.wire.fake_node import TOKEN, TOKEN_ID, fake_node
 
@@ -59,76 +58,6 @@ def test_start_waits_for_the_task_and_its_exit_status(container: SimpleNamespace
     assert container.ct.status()["status"] == "running"
 
 
-def test_locked_container_fails_with_the_lock_and_is_not_unlocked(
-    container: SimpleNamespace,
-) -> None:
-    """A backup's lock is told with what to do, and stays."""
-    container.fake.lock = "backup"
-
-    with pytest.raises(CheckFailed) as caught:
-        container.ct.act("start")
-
-    assert "CT is locked (backup)" in caught.value.message
-    assert caught.value.next_step is not None
-    assert "never clears a lock" in caught.value.next_step
-    assert container.fake.lock == "backup"
-
-
-def test_unknown_vmid_is_told_in_the_nodes_words(server: SimpleNamespace, api_of: Any) -> None:
-    """A container that does not exist is no transport error."""
-    api = api_of(token_id=TOKEN_ID, token=TOKEN, ca_file=server.ca)
-
-    with pytest.raises(PveError, match=r"lxc/999\.conf' does not exist") as caught:
-        Container(api, "pve1", 999).status()
-
-    assert caught.value.exit_code == 20
-
-
-@pytest.mark.parametrize(
-    ("keywords", "error", "exit_code", "words"),
-    [
-        ({"token_id": TOKEN_ID, "token": "wrong-9b1c"}, PveError, 30, "authentication failure"),
-        ({"user": "root@pam", "password": "wrong-9b1c"}, PveError, 30, "login was refused"),
-    ],
-)
-def test_wrong_secret_is_refused_and_never_shown(
-    server: SimpleNamespace,
-    api_of: Any,
-    keywords: dict[str, str],
-    error: type[Exception],
-    exit_code: int,
-    words: str,
-) -> None:
-    """Not allowed to look is exit 30, and the secret is in no message."""
-    with pytest.raises(error) as caught:
-        Container(api_of(ca_file=server.ca, **keywords), "pve1", 129).status()
-
-    assert words in str(caught.value)
-    assert getattr(caught.value, "exit_code", None) == exit_code
-    assert "wrong-9b1c" not in f"{caught.value} {getattr(caught.value, 'next_step', '')}"
-
-
-def test_untrusted_certificate_is_refused_by_default(server: SimpleNamespace, api_of: Any) -> None:
-    """TLS is verified unless a CA file or a fingerprint says whom to trust."""
-    api = api_of(token_id=TOKEN_ID, token=TOKEN)
-
-    with pytest.raises(TransportError, match="certificate is not trusted"):
-        api.call("GET", "/version")
-
-
-def test_fingerprint_trusts_exactly_one_certificate(server: SimpleNamespace, api_of: Any) -> None:
-    """The right fingerprint passes, another one is refused."""
-    der = ssl.PEM_cert_to_DER_cert(server.ca.read_text())
-    right = hashlib.sha256(der).hexdigest()
-
-    good = api_of(token_id=TOKEN_ID, token=TOKEN, fingerprint=right)
-    assert good.call("GET", "/version")
-
-    bad = api_of(token_id=TOKEN_ID, token=TOKEN, fingerprint="ab" * 32)
-    with pytest.raises(TransportError, match="certificate is not trusted"):
-        bad.call("GET", "/version")
-
-
 def test_fingerprint_with_a_password_is_a_config_error(
     server: SimpleNamespace, api_of: Any
 ) -> None:
@@ -144,6 +73,48 @@ def test_nothing_listening_is_a_transport_error() -> None:
 
     assert caught.value.exit_code == 30
     assert caught.value.code == "pve-unreachable"
+
+
+def test_an_order_that_was_cut_is_not_given_again(
+    server: SimpleNamespace, container: SimpleNamespace
+) -> None:
+    """The connection breaks under a POST: it may have arrived, and that is said."""
+    server.pve.flaky_network(drop_rate=1.0)
+    try:
+        with pytest.raises(
+            TransportError, match="whether the order arrived is not known"
+        ) as caught:
+            container.ct.act("start")
+    finally:
+        server.pve.flaky_network()
+
+    assert (caught.value.exit_code, caught.value.code) == (30, "pve-cut")
+    assert "opsctl ct status" in str(caught.value.next_step)
+
+
+def test_a_read_that_was_cut_is_tried_again(
+    server: SimpleNamespace, container: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lost answer while a task is waited for is no failure of the task."""
+    server.pve.flaky_network(drop_rate=1.0)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: server.pve.flaky_network())
+
+    assert container.ct.status()["status"] == "stopped"
+
+
+def test_a_node_that_is_down_is_a_transport_error(
+    server: SimpleNamespace, container: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node of the cluster answers 595: nothing was looked at, exit 30."""
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    server.pve.set_node_offline("pve1")
+    try:
+        with pytest.raises(TransportError, match="cannot reach the container's node") as caught:
+            container.ct.status()
+    finally:
+        server.pve.set_node_offline("pve1", False)
+
+    assert (caught.value.exit_code, caught.value.code) == (30, "pve-node-away")
 
 
 def test_task_without_end_is_could_not_tell(container: SimpleNamespace) -> None:

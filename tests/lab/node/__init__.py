@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
-from tests.lab import gpus, software
+from tests.lab import api, gpus, software
 from tests.lab.instance import Instance
 from tests.lab.rootfs import Layer
 
@@ -27,6 +28,22 @@ ExecStopPost=-/usr/bin/umount -l /var/lib/lxc/%i/rootfs
 StandardOutput=null
 StandardError=file:/run/pve/ct-%i.stderr
 """
+API_UNIT = """\
+[Unit]
+Description=The lab's Proxmox API on port 8006
+After=lab-host.service
+
+[Service]
+ExecStart=/usr/bin/python3 -IS /opt/lab-src/node/api.py
+
+[Install]
+WantedBy=multi-user.target
+"""
+# what docs/proxmox.md asks a token to have
+TOKEN_ACL = {
+    "/vms": ["VM.Audit", "VM.PowerMgmt", "VM.Snapshot"],
+    "/nodes/pve1": ["Sys.Audit"],
+}
 
 
 def install(layer: Layer, instance: Instance) -> None:
@@ -39,6 +56,21 @@ def install(layer: Layer, instance: Instance) -> None:
     layer.link("etc/pve/lxc", "nodes/pve1/lxc")
     layer.link("etc/pve/local", "nodes/pve1")
     layer.put("etc/lxc/default.conf", "lxc.net.0.type = empty\n")
+    install_api(layer, instance)
+
+
+def install_api(layer: Layer, instance: Instance) -> None:
+    """Give the node its API: certificate, one user, one token, and the unit that serves."""
+    known = api.folder(instance)
+    layer.copy(api.ca_file(instance), "etc/pve/pve-root-ca.pem")
+    layer.copy(known / "node.pem", "etc/pve/nodes/pve1/pve-ssl.pem")
+    layer.copy(known / "node.key", "etc/pve/nodes/pve1/pve-ssl.key", 0o640)
+    token = {"secret": api.secret_file(instance, "token").read_text(), "acl": TOKEN_ACL}
+    users = {
+        "users": {api.USER: api.secret_file(instance, "password").read_text()},
+        "tokens": {api.TOKEN_ID: token},
+    }
+    layer.put("etc/pve/priv/lab-users.json", json.dumps(users), 0o600)
 
 
 def shared_folders(instance: Instance, vmid: int | None = None) -> list[Path]:

@@ -9,6 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 import ctconf
 import pve
 import snapshots
+import switches
 from pve import Die
 
 
@@ -160,6 +161,8 @@ def cmd_snapshot(vmid, options, rest):
     with pve.config_lock(vmid):
         config = pve.load(vmid)
         pve.refuse_locked(config)
+        if switches.read("no_snapshots", False):
+            raise Die("snapshot feature is not available")
         snapshots.take(vmid, config, rest[0], options.get("description", ""))
 
 

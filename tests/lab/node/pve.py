@@ -8,6 +8,7 @@ import sys
 import time
 
 import ctconf
+import switches
 
 NODE = os.uname().nodename
 LOCK_DIR = "/run/lock/lxc"
@@ -49,7 +50,7 @@ def config_lock(vmid):
     os.makedirs(LOCK_DIR, exist_ok=True)
     path = f"{LOCK_DIR}/pve-config-{vmid}.lock"
     with open(path, "a") as file:
-        deadline = time.monotonic() + LOCK_WAIT_S
+        deadline = time.monotonic() + float(switches.read("lock_wait_s", LOCK_WAIT_S))
         told = False
         while True:
             try:

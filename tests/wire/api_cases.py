@@ -1,0 +1,184 @@
+"""Logins against any peer with an API: tickets that expire, tokens that may little, a node that is busy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.containers import find_place, open_container
+from opsctl.errors import OpsctlError
+from opsctl.proxmox import PveError
+from opsctl.proxmox_container import Container
+from opsctl.session import open_hosts
+from opsctl.site import load_site
+from tests.wire.ct_cases import Ct, codes, make_ct
+from tests.wire.pve_peer import ApiPeer, write_site
+
+CtOf = Callable[[Mapping[str, Any]], Ct]
+AUDIT = {"/vms/130": ["VM.Audit"], "/nodes/pve1": ["Sys.Audit"]}
+
+
+@contextmanager
+def opened(folder: Path, peer: ApiPeer, access: Mapping[str, Any]) -> Iterator[Container]:
+    """Open the container with a login and keep it, as a long run does."""
+    site = load_site(write_site(folder, peer.hosts(access)))
+    with open_hosts(site) as hosts:
+        container = open_container(hosts, find_place(site, "glm5"))
+        try:
+            yield container
+        finally:
+            container.api.close()
+
+
+class ApiCases:
+    """Subclass it with a fixture ``peer``."""
+
+    @pytest.fixture
+    def ct_of(self, peer: ApiPeer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CtOf:
+        """Makes `opsctl ct` with a given login."""
+        return lambda access: make_ct(write_site(tmp_path, peer.hosts(access)), capsys)
+
+    def test_an_expired_ticket_is_replaced_without_a_word(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """Reads and orders go on after the two hours: it logs in again with the password."""
+        peer.set_state("stopped")
+        with opened(tmp_path, peer, peer.password_access()) as container:
+            assert container.status()["status"] == "stopped"
+            peer.expire_tickets()
+            seen = container.status()["status"]
+            peer.expire_tickets()
+            container.act("start")
+
+        assert (seen, peer.state()) == ("stopped", "running")
+
+    def test_a_password_that_was_changed_meanwhile_ends_it(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """One more login, and no endless trying: exit 30 with whose login it was."""
+        access = peer.password_access()
+        with opened(tmp_path, peer, access) as container:
+            container.status()
+            peer.expire_tickets()
+            peer.change_password()
+
+            with pytest.raises(PveError, match="login of ops@pve was refused") as caught:
+                container.status()
+
+        assert (caught.value.exit_code, caught.value.code) == (30, "pve-login")
+
+    @pytest.mark.parametrize("kind", ["token", "password"])
+    def test_a_wrong_secret_is_refused_and_never_shown(
+        self, peer: ApiPeer, ct_of: CtOf, tmp_path: Path, kind: str
+    ) -> None:
+        """Not allowed to look is exit 30; the login is named, its secret is not."""
+        access = dict(peer.access() if kind == "token" else peer.password_access())
+        wrong = tmp_path / "wrong"
+        wrong.write_text("wrong-9b1c")
+        access[kind] = {"file": str(wrong)}
+
+        code, refused = ct_of(access)("status", "130")
+
+        assert (code, codes(refused)) == (30, ["pve-login"])
+        assert refused["findings"][0]["next"].startswith(
+            "check token_id" if kind == "token" else "check user and password"
+        )
+        assert "wrong-9b1c" not in json.dumps(refused)
+
+    @pytest.mark.parametrize(
+        ("acl", "words", "missing"),
+        [
+            ({}, ("status", "130"), "VM.Audit"),
+            (AUDIT, ("start", "130", "--yes"), "VM.PowerMgmt"),
+            (AUDIT, ("snapshot", "130", "--yes"), "VM.Snapshot"),
+        ],
+    )
+    def test_a_token_without_the_privilege_is_told_which(
+        self,
+        peer: ApiPeer,
+        ct_of: CtOf,
+        acl: dict[str, list[str]],
+        words: tuple[str, ...],
+        missing: str,
+    ) -> None:
+        """Exit 30 with privilege, path and the command that grants it; nothing has happened."""
+        peer.set_state("stopped")
+
+        code, refused = ct_of(peer.set_token(acl))(*words)
+
+        finding = refused["findings"][0]
+        assert (code, finding["code"]) == (30, "pve-forbidden")
+        assert "few@pve!t is not allowed" in finding["text"]
+        assert f"{missing} on /vms/130" in finding["next"]
+        assert "pveum acl modify /vms/130 --tokens 'few@pve!t'" in finding["next"]
+        assert (peer.state(), peer.snapshots()) == ("stopped", [])
+
+    def test_a_token_that_sees_no_tasks_does_not_call_a_lock_orphaned(
+        self, peer: ApiPeer, ct_of: CtOf
+    ) -> None:
+        """Without Sys.Audit the backup is invisible: its holder is unknown, and no unlock is advised."""
+        peer.set_state("stopped")
+        peer.set_lock("backup")
+        ct = ct_of(peer.set_token({"/vms/130": ["VM.Audit", "VM.PowerMgmt"]}))
+        with peer.running_task("vzdump", "backup@pve", 720):
+            code, refused = ct("start", "130", "--yes")
+
+        finding = refused["findings"][0]
+        assert (code, finding["code"], peer.state()) == (50, "container-locked", "stopped")
+        assert "lacks Sys.Audit on /nodes/pve1" in finding["text"]
+        assert "unlock" not in finding["next"]
+
+    def test_a_busy_container_is_tried_again(self, peer: ApiPeer, ct_of: CtOf) -> None:
+        """'got timeout' for a moment: another task had the configuration; then it starts."""
+        peer.set_state("stopped")
+        with peer.hold_config_lock(0.5):
+            code, done = ct_of(peer.access())("start", "130", "--yes")
+
+        assert (code, done["outcome"], peer.state()) == (0, "started", "running")
+
+    def test_a_container_that_stays_busy_is_told_after_a_bound(
+        self, peer: ApiPeer, ct_of: CtOf
+    ) -> None:
+        """Exit 20 with the node's words and what to do."""
+        peer.set_state("stopped")
+        with peer.hold_config_lock(60):
+            code, busy = ct_of(peer.access())("start", "130", "--yes")
+
+        finding = busy["findings"][0]
+        assert (code, finding["code"], peer.state()) == (20, "task-busy", "stopped")
+        assert "got timeout" in finding["text"]
+        assert "try again" in finding["next"]
+
+    def test_a_lock_that_comes_after_the_look_is_exit_50(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """A backup begins between the look and the order: the node refuses, and nothing is forced."""
+        peer.set_state("stopped")
+        peer.set_lock("backup")
+        with (
+            opened(tmp_path, peer, peer.access()) as container,
+            pytest.raises(OpsctlError, match=r"CT is locked \(backup\)") as caught,
+        ):
+            container.act("start")
+
+        assert (caught.value.exit_code, caught.value.code) == (50, "container-locked")
+        assert "never clears a lock" in str(caught.value.next_step)
+        assert (peer.lock(), peer.state()) == ("backup", "stopped")
+
+    def test_trust_is_by_ca_or_by_fingerprint(self, peer: ApiPeer, ct_of: CtOf) -> None:
+        """Neither: exit 30 and what to name. The right fingerprint passes, another one does not."""
+        peer.set_state("running")
+        access = peer.access()
+        del access["ca_file"]
+
+        code, untrusted = ct_of(access)("status", "130")
+        pinned, _ = ct_of({**access, "fingerprint": peer.fingerprint()})("status", "130")
+        wrong, _ = ct_of({**access, "fingerprint": "ab" * 32})("status", "130")
+
+        assert (code, codes(untrusted), pinned, wrong) == (30, ["tls"], 0, 30)
+        assert "pve-root-ca.pem" in untrusted["findings"][0]["next"]
