@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opsctl.domain.crash import Context, Diagnosis
     from opsctl.ledger import Ledger
 
+SEEN_ROWS = 5
 EXIT_CODES = {"healthy": 0, "notice": 0, "fault": 20, "unknown": 21}
 """20 = looked, and it is bad; 21 = could not tell. Not 60: that is the code of the command that saw the
 server die, and a log that is read here may be days old."""
@@ -171,23 +172,13 @@ def seen_before(app: App, signature: str | None) -> list[dict[str, Any]]:
     """Return the runs of the ledger that ended with this signature, newest first, and their patches."""
     if signature is None:
         return []
+    from opsctl.cli import seen
+
     try:
         with _ledger(app) as ledger:
-            if ledger is None:
-                return []
-            rows = ledger.runs(signature=signature, limit=5)
-            details = [ledger.find(row.id) for row in rows]
+            return [] if ledger is None else seen.seen_before(ledger, signature, SEEN_ROWS)
     except OpsctlError:
         return []  # the log can be judged without the ledger
-    return [
-        {
-            "run": detail.run.id,
-            "server": detail.run.server,
-            "started_s": detail.run.started_s,
-            "patches": sorted((detail.facts.get("content") or {}).get("patches") or {}),
-        }
-        for detail in details
-    ]
 
 
 def make_document(source: str, found: Diagnosis) -> Document:
@@ -233,8 +224,7 @@ def describe(source: str, found: Diagnosis) -> str:
 
 
 def _seen_words(seen: list[dict[str, Any]]) -> list[str]:
-    words = []
-    for one in seen:
-        patches = f" with patches {', '.join(one['patches'])}" if one["patches"] else ""
-        words.append(f"  seen before   run {one['run']} of {one['server']}{patches}")
-    return words
+    from opsctl.cli.seen import passed_words, run_words
+
+    rows = [f"  seen before   {run_words(one)}" for one in seen]
+    return rows + [f"                {words}" for words in passed_words(seen)]

@@ -20,7 +20,7 @@ from opsctl.output import Document, Finding
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report
-from opsctl.smoke.diagnosis import diagnose_level
+from opsctl.smoke.diagnosis import explain
 from opsctl.smoke.gates import (
     Gate,
     GateResult,
@@ -58,6 +58,7 @@ class Flow:
     slo: dict[str, float] = field(default_factory=dict)
     against: dict[str, Any] | None = None
     answers: dict[str, Any] | None = None
+    launched_by: str | None = None
     log: str = ""  # what the server's log gained, kept when it explains a bad level
 
     def run(self) -> tuple[Document, Callable[[], str]]:
@@ -82,7 +83,7 @@ class Flow:
         stored["outcome"] = document.outcome
         save_result(self.app.state(), run, stored)
         name = self.server or report.options.endpoint.url
-        record_smoke(self.app, document, name, started_s, self.log)
+        record_smoke(self.app, document, name, started_s, self.log, self.launched_by)
         self._write_files(stored | {"run": run}, gates)
         return document, lambda: text_report(report, run)
 
@@ -195,6 +196,7 @@ class Flow:
                 take_server_settings(options, session.server, self.given)
                 report = self._climb(change(options), target.watch, target.load)
                 report.load["from"] = target.way
+                self.launched_by = target.launched_by
                 return report
 
         report = climb(lambda options: options)
@@ -245,7 +247,7 @@ class Flow:
         if bad is not None:
             text = watch.text if watch is not None else ""
             self.log = self.log or text
-            report.diagnosis = diagnose_level(bad, report.info, text, options.threshold)
+            report.diagnosis = explain(report, bad, watch)
             add_diagnosis(report, bad)
         return report
 

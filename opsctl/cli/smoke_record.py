@@ -9,21 +9,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App
+from opsctl.cli.seen import known_before
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.output import Document, Finding
 from opsctl.smoke.store import load_result
 
 if TYPE_CHECKING:
-    from opsctl.domain.runs import RunRow
     from opsctl.ledger import Ledger
 
 KNOWN_ROWS = 3
 
 
-def record_smoke(app: App, document: Document, server: str, started_s: float, log: str) -> None:
+def record_smoke(
+    app: App,
+    document: Document,
+    server: str,
+    started_s: float,
+    log: str,
+    launched_by: str | None = None,
+) -> None:
     """Keep the run in the ledger and its log beside it; name earlier runs with the same signature.
 
     A ledger that cannot take it is told as a finding: the measurement stays valid.
+
+    Args:
+        app: the state folder.
+        document: the smoke's document.
+        server: name of the server, or its address.
+        started_s: when it began, in seconds since the epoch.
+        log: what the server's log gained; empty where it is not worth keeping.
+        launched_by: the run that launched the server: its content is what was smoked.
     """
     from opsctl.cli.playbook_run import who_am_i
     from opsctl.ledger import Ledger
@@ -34,7 +49,7 @@ def record_smoke(app: App, document: Document, server: str, started_s: float, lo
         ledger = Ledger.open(app.state())
         try:
             if signature is not None:
-                document.findings += known_before(ledger, signature)
+                document.findings += known_before(ledger, signature, KNOWN_ROWS)
             ledger.begin(
                 document.run,
                 server=server,
@@ -44,6 +59,7 @@ def record_smoke(app: App, document: Document, server: str, started_s: float, lo
                 reason=None,
                 inputs={"profile": document.data.get("profile"), "url": document.data.get("url")},
             )
+            _keep_content(ledger, document.run, launched_by)
             ledger.finish(
                 document.run,
                 at_s=time.time(),
@@ -60,24 +76,17 @@ def record_smoke(app: App, document: Document, server: str, started_s: float, lo
         document.findings.append(Finding("not-recorded", str(app.state()), str(error)))
 
 
-def known_before(ledger: Ledger, signature: str) -> list[Finding]:
-    """Return the earlier runs that ended with this signature, as one finding; none without any."""
-    rows: list[RunRow] = ledger.runs(signature=signature, limit=KNOWN_ROWS)
-    if not rows:
-        return []
-    told = [
-        f"{row.id} ({row.server}, {row.playbook}, "
-        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(row.started_s))})"
-        for row in rows
-    ]
-    return [
-        Finding(
-            "signature-known",
-            signature,
-            f"this crash was seen before: {', '.join(told)}",
-            f"opsctl show {rows[0].id}",
-        )
-    ]
+def _keep_content(ledger: Ledger, run: str, launched_by: str | None) -> None:
+    """Note what was smoked: the content of the run that launched it, where this ledger knows it."""
+    if launched_by is None:
+        return
+    try:
+        launch = ledger.find(launched_by)
+    except UsageError:
+        return  # launched from another machine
+    content = launch.facts.get("content")
+    if content is not None:
+        ledger.set_facts(run, {"content": content}, launch.run.fingerprint)
 
 
 def load_run(app: App, name: str) -> dict[str, Any]:

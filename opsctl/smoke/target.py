@@ -33,6 +33,7 @@ class Target:
     problem: str | None = None  # why nobody watches
     load: HostLoad | None = None  # who sends, when that is the server's host
     way: str = "here"  # here, tunnel or host
+    launched_by: str | None = None  # the run that started the server, where it left a record
 
 
 @contextmanager
@@ -72,18 +73,19 @@ def open_target(session: ServerSession, way: str | None = None) -> Iterator[Targ
             load = stack.enter_context(
                 open_host_load(transport, server.address, server.port, server.python)
             )
+        record: dict[str, Any] = {}
         try:
-            watch, problem = watch_of(session), None
+            record = launch_record(session)
+            watch, problem = watch_of(session, record), None
         except (OpsctlError, UsageError) as error:
             watch, problem = None, error.message
         if watch is None and problem is None:
             problem = "none of the host's processes is proven to be this server"
-        yield Target(endpoint, watch, problem, load, way)
+        yield Target(endpoint, watch, problem, load, way, record.get("run"))
 
 
-def watch_of(session: ServerSession) -> AgentWatch | None:
+def watch_of(session: ServerSession, record: dict[str, Any]) -> AgentWatch | None:
     """Return the watch of a running server; None when no process is proven to be it."""
-    record = launch_record(session)
     members = find_members(session, record)
     if not members:
         return None

@@ -33,7 +33,7 @@ class QuickSmoke:
         return [f"streamed requests at {levels} in flight, {ctx.server.smoke.tokens} tokens each"]
 
     def run(self, ctx: StepContext) -> StepResult:
-        from opsctl.smoke.diagnosis import diagnose_level
+        from opsctl.smoke.diagnosis import explain
         from opsctl.smoke.run import run_smoke
         from opsctl.smoke.target import open_target
 
@@ -42,8 +42,7 @@ class QuickSmoke:
             report = run_smoke(options, watch=target.watch, on_event=progress_of(ctx))
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
-                text = target.watch.text if target.watch is not None else ""
-                report.diagnosis = diagnose_level(bad, report.info, text, options.threshold)
+                report.diagnosis = explain(report, bad, target.watch)
         return result_of(ctx, report)
 
 

@@ -277,3 +277,16 @@ def test_known_times_are_measured_per_token_and_per_chunk(serve: Serve, smoke: S
     assert level["tpot_ms"]["p50"] == pytest.approx(4.5, abs=1)  # 7 gaps of 20 ms over 31 tokens
     assert 100 <= level["ttft_ms"]["p50"] < 120
     assert level["tokens_per_chunk"] == 4
+
+
+def test_crash_without_a_log_is_told_from_outside(serve: Serve, smoke: Smoke) -> None:
+    """--url without --log: the bracket, what the client saw, and where to give the log."""
+    url = serve(fault="die", at=4)
+
+    code, document = smoke(url, "--levels", "1,2,5")
+
+    diagnosis = document["data"]["diagnosis"]
+    assert code == 60
+    assert diagnosis["category"] == "unknown"
+    assert "C=2 was good, C=5 is the first bad level" in diagnosis["explanation"]
+    assert "--log FILE" in diagnosis["next"][0]

@@ -117,32 +117,48 @@ def test_log_of_a_run_is_found_in_the_state_folder(
 def test_signature_that_the_ledger_knows_is_told_with_its_run_and_patches(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The next operator learns that this was seen, and what was patched then."""
+    """The next operator learns that this was seen, what was patched then, and what passed without it."""
     log = str(CASES / "001-graph-bs-plus-one.log")
     _, first = document(capsys, log, "--state", str(tmp_path))
     ledger = Ledger.open(tmp_path)
-    ledger.begin(
-        "r7", server="glm5", playbook="restart", at_s=1.0, who="ops", reason=None, inputs={}
+    rows = (
+        ("r5", "restart", {"spec-disable": "cd34" * 16}, None),
+        ("r6", "stop", {}, None),
+        ("r7", "restart", {"spec-disable": "ab12" * 16}, first["data"]["signature"]),
+        ("r8", "smoke", None, first["data"]["signature"]),
     )
-    ledger.set_facts("r7", {"content": {"patches": {"spec-disable": "ab12"}}}, "f1")
-    ledger.finish(
-        "r7",
-        at_s=2.0,
-        outcome="crashed",
-        exit_code=60,
-        signature=first["data"]["signature"],
-        document={},
-    )
+    for at_s, (name, playbook, patches, signature) in enumerate(rows):
+        ledger.begin(
+            name, server="glm5", playbook=playbook, at_s=at_s, who="ops", reason=None, inputs={}
+        )
+        if patches is not None:
+            ledger.set_facts(name, {"content": {"patches": patches}}, "f1")
+        ledger.finish(
+            name,
+            at_s=2.0,
+            outcome="crashed" if signature else "done",
+            exit_code=60 if signature else 0,
+            signature=signature,
+            document={},
+        )
     ledger.close()
 
     _, body = document(capsys, log, "--state", str(tmp_path))
     _, out, _ = call(capsys, log, "--state", str(tmp_path))
 
+    seen = body["data"]["seen"]
     assert first["data"]["seen"] == []
-    assert [(one["run"], one["patches"]) for one in body["data"]["seen"]] == [
-        ("r7", ["spec-disable"])
+    assert [(one["run"], one["patches"]) for one in seen] == [
+        ("r8", None),
+        ("r7", {"spec-disable": "ab12ab12"}),
     ]
-    assert "seen before   run r7 of glm5 with patches spec-disable" in out
+    assert [one["passed"]["run"] for one in seen] == ["r5", "r5"]
+    assert "r7 (glm5, restart, 1970-01-01 00:00, patches spec-disable ab12ab12)" in out
+    assert "r8 (glm5, smoke, 1970-01-01 00:00, patches not known)" in out
+    assert (
+        "glm5 last passed without it: r5 (glm5, restart, 1970-01-01 00:00, patches spec-disable "
+        "cd34cd34)" in out
+    )
 
 
 def test_run_is_found_by_a_part_of_its_id_and_by_last(
