@@ -18,6 +18,7 @@ from opsctl.agent.ops import patch_files as files
 from opsctl.agent.ops import patch_proof as proof
 from opsctl.agent.ops import patch_record
 from opsctl.agent.ops.patch_record import named
+from opsctl.agent.ops.patch_users import running
 
 Data = Dict[str, Any]  # what JSON carries; `dict[...]` at run time is Python 3.9
 
@@ -97,7 +98,7 @@ def look(request: Data, context: Any) -> Data:
         "interrupted": journal if journal and not recovered and not busy else None,
         "busy": busy,
         "records": _applied_ids(root, state),
-        "running": _running(request.get("interpreter"), request.get("module")),
+        "running": running(request.get("interpreter"), request.get("module"), root),
         "package": _verify_all(root, shipped) if request.get("verify_all") else None,
     }
 
@@ -183,22 +184,3 @@ def _applied_ids(root: str, state: str) -> Data:
                 for one in ids:
                     last[one] = said
     return last
-
-
-def _running(interpreter: str | None, module: str | None) -> list[Data]:
-    """Return processes of this interpreter that name the module; they run the files of their start."""
-    if not interpreter or not module:
-        return []
-    running = []
-    wanted = os.path.realpath(interpreter)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                argv = file.read()
-            if module.encode() not in argv or int(pid) == os.getpid():
-                continue
-            if os.readlink(f"/proc/{pid}/exe") == wanted:
-                running.append({"pid": int(pid), "started": os.stat(f"/proc/{pid}").st_mtime})
-        except OSError:
-            continue
-    return running
