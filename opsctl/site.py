@@ -211,12 +211,25 @@ class Site(Strict):
     hosts: dict[str, Host] = Field(default_factory=dict, description="How to reach each host.")
     servers: dict[str, Server] = Field(default_factory=dict, description="What runs where.")
     defaults: Defaults = Defaults()
+    patches_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="A folder of your own patches, relative to this file; they go before shipped ones.",
+    )
     _path: Path | None = PrivateAttr(None)
 
     @property
     def path(self) -> Path | None:
         """The file it was read from; None without one."""
         return self._path
+
+    @property
+    def patch_folder(self) -> Path | None:
+        """The folder of the site's own patches; None without one."""
+        if self.patches_dir is None:
+            return None
+        base = self._path.parent if self._path else Path()
+        return base / Path(self.patches_dir).expanduser()
 
     def host(self, name: str) -> Host:
         """Return a host entry. Raises UsageError with the nearest name."""

@@ -40,7 +40,7 @@ patches_option = click.option(
     "--patches",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Another folder of patches; one there hides the shipped one of its name.",
+    help="Another folder of patches than the site's; one there hides the shipped one of its name.",
 )
 ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...")
 
@@ -86,7 +86,7 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
         )
     entry = site.servers[server]
     target = target_of(entry, server)
-    library = load_library(folder)
+    library = load_library(folder or site.patch_folder)
     series = tuple(ids) or tuple(entry.patches)
     for one in series:
         find_patch(library, one)

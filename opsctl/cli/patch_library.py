@@ -15,7 +15,7 @@ patches_option = click.option(
     "--patches",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Another folder of patches; one there hides the shipped one of its name.",
+    help="Another folder of patches than the site's; one there hides the shipped one of its name.",
 )
 
 
@@ -24,8 +24,9 @@ patches_option = click.option(
 def list_command(app: App, folder: Path | None) -> int:
     """List the patches that are known, with their versions and status."""
     from opsctl.patch_library import load_library
+    from opsctl.site import load_site
 
-    library = load_library(folder)
+    library = load_library(folder or load_site(app.site_path).patch_folder)
     rows: list[dict[str, Any]] = [
         {
             "id": one.id,
@@ -59,8 +60,9 @@ def list_command(app: App, folder: Path | None) -> int:
 def check_command(app: App, ids: tuple[str, ...], folder: Path | None) -> int:
     """Check the library: format, pinned hashes, diffs, references, code that compiles."""
     from opsctl.patch_library import check_patch, find_patch, load_library
+    from opsctl.site import load_site
 
-    library = load_library(folder)
+    library = load_library(folder or load_site(app.site_path).patch_folder)
     chosen = [find_patch(library, one) for one in ids] or list(library.values())
     findings = [
         Finding("patch-unsound", one.id, problem) for one in chosen for problem in check_patch(one)
@@ -123,8 +125,9 @@ def test_command(
     """Try a patch on fresh wheels: download, unpack, apply, compile, import, revert, compare bytes."""
     from opsctl.patch_library import find_patch, load_library
     from opsctl.patch_trial import exact_versions, try_patch
+    from opsctl.site import load_site
 
-    library = load_library(folder)
+    library = load_library(folder or load_site(app.site_path).patch_folder)
     one = find_patch(library, patch_id)
     chosen = versions or exact_versions(one)
     if not chosen:

@@ -138,6 +138,7 @@ def make_context(
         reason=order.reason,
         confirm=app.confirm,
         kept=app.state() / "runs" / run,
+        patch_folder=session.hosts.site.patch_folder,
         state_dir=app.state(),
         cancelled=cancelled,
     )

@@ -65,6 +65,8 @@ def write_variants(folder: Path, site: Site, name: str) -> dict[str, Path]:
 
 def _dump(site: Site) -> dict[str, Any]:
     body: dict[str, Any] = site.model_dump(mode="json", exclude_unset=True)
+    if site.patch_folder is not None:  # the copy lies elsewhere
+        body["patches_dir"] = str(site.patch_folder.absolute())
     return body
 
 

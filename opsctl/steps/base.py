@@ -154,6 +154,7 @@ class StepContext:
     note: Callable[[str, Mapping[str, Any]], None] = _nothing_noted
     """Write a fact down durably inside a step (an intent, an identity), before this returns."""
     kept: Path | None = None  # folder for what this run keeps on this machine
+    patch_folder: Path | None = None  # the site's own patches, beside those that ship
     cancelled: threading.Event = field(default_factory=threading.Event)  # the first Ctrl-C sets it
     state_dir: Path | None = None  # where idle baselines are kept; None: nothing is learned
     live: dict[str, object] = field(

@@ -78,7 +78,7 @@ def resolve_speculation(ctx: StepContext, version: str | None) -> Resolution | N
     server = ctx.server
     if server.speculation is None or server.python is None or version is None:
         return None
-    patch = load_library().get(PATCH)
+    patch = load_library(ctx.patch_folder).get(PATCH)
     env = {name: value for name, value in server.env.items() if isinstance(value, str)}
     return resolve(
         version,

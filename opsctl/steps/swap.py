@@ -155,7 +155,7 @@ def is_proven(swap: Swap, staged: Mapping[str, Any]) -> bool:
 
 def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = False) -> Swap:
     """Plan what brings the package to ``wanted`` and what those need; a patch too many goes first."""
-    library = load_library()
+    library = load_library(ctx.patch_folder)
     if ctx.server.python is None:
         return Swap(library)
     for one in wanted:
@@ -177,7 +177,7 @@ def standing_contents(ctx: StepContext) -> dict[str, str]:
     """Return id -> sha256 of what stands now, for a run that leaves the patches alone."""
     if ctx.server.python is None:
         return {}
-    library = load_library()
+    library = load_library(ctx.patch_folder)
     try:
         seen = look(ctx.session.agent, target_of(ctx.server, ctx.server_name), library)
     except CheckFailed as error:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +39,14 @@ class Ground:
     def host_state(self) -> Path:
         return self.folder / "host"
 
-    def write_site(self, faults: str = "", path: Path | None = None, **changes: Any) -> None:
-        """Write the site file; ``faults`` are the stand-in's, the rest are keys of the server."""
+    def write_site(
+        self,
+        faults: str = "",
+        path: Path | None = None,
+        top: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Write the site file; ``faults`` are the stand-in's, ``top`` the site's, the rest the server's."""
         env = {"PYTHONPATH": str(standin.SITE), "PYTHONDONTWRITEBYTECODE": "1"}
         if faults:
             env["LAB_FAULTS"] = faults
@@ -59,7 +65,11 @@ class Ground:
             "ready": {"timeout_s": 30, "stall_s": 15, "generation_s": 10},
         }
         server.update(changes)
-        body = {"hosts": {"here": {"local": True}}, "servers": {self.name: server}}
+        body = {
+            "hosts": {"here": {"local": True}},
+            "servers": {self.name: server},
+            **(top or {}),
+        }
         (path or self.site).write_text(yaml.safe_dump(body))
 
     def command(self, *words: str, state: str = "state") -> list[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from opsctl.cli import run
+from tests.lab import standin
 from tests.wire.ground import Ground, make_ground, wait_for
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(180)]
@@ -260,3 +264,49 @@ def test_a_crash_under_load_fails_the_restart_with_bracket_and_diagnosis(ground:
     assert history[0]["signature"] == document["data"]["diagnosis"]["signature"]
     refused = ground.json("restart", "one", "--yes")
     assert refused["exit_code"] == 50
+
+
+def own_patch(folder: Path, site: Path, name: str, text: str) -> None:
+    """Make a patch in ``folder`` that adds ``text`` at the end of the stand-in's version.py."""
+    changed = folder.parent / f"changed-{name}"
+    shutil.copytree(site / "sglang", changed)
+    (changed / "version.py").write_text((changed / "version.py").read_text() + text)
+    argv = ["patch", "new", name, "--version", "0.5.12.post1", "--package", "sglang"]
+    assert (
+        run([*argv, "--old", f"{site}/sglang", "--new", str(changed), "--into", str(folder)]) == 0
+    )
+    file = folder / name / "patch.yaml"
+    data = yaml.safe_load(file.read_text())
+    data["variants"][0]["proof"] = {"imports": ["sglang.version"]}
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground) -> None:
+    """One that cannot be imported stops the restart before the stop; a good one is in the new server."""
+    site = ground.folder / "packages"
+    shutil.copytree(standin.SITE, site)
+    info = site / "sglang-0.5.12.post1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12.post1\n")
+    library = ground.folder / "own"
+    library.mkdir()
+    own_patch(library, site, "broken", "def\n")
+    own_patch(library, site, "good", "MARK = 1\n")
+    env = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    ground.write_site(env=env)
+    restart(ground)
+    before = ground.mains()
+    pristine = (site / "sglang" / "version.py").read_text()
+
+    ground.write_site(env=env, patches=["broken"], top={"patches_dir": "own"})
+    refused = restart(ground)
+    untouched = ground.mains(), (site / "sglang" / "version.py").read_text()
+    ground.write_site(env=env, patches=["good"], top={"patches_dir": "own"})
+    done = restart(ground)
+
+    assert refused["exit_code"] == 20
+    assert "proof-failed" in [finding["code"] for finding in refused["findings"]]  # type: ignore[attr-defined]
+    assert untouched == (before, pristine)
+    assert done["outcome"] == "done", done["findings"]
+    assert ground.mains() != before
+    assert (site / "sglang" / "version.py").read_text() == pristine + "MARK = 1\n"
