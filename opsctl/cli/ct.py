@@ -10,6 +10,7 @@ import click
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.ct_check import check
 from opsctl.cli.ct_exec import exec_
+from opsctl.cli.ct_fix import fix_devices
 from opsctl.cli.ct_snapshot import rollback, snapshot
 from opsctl.cli.ct_target import Target, open_target, target_options, task_findings
 from opsctl.errors import CheckFailed
@@ -213,5 +214,16 @@ def _change(
         return emit(app, document, lambda: text)
 
 
-for _command in (status, start, stop, shutdown, reboot, exec_, snapshot, rollback, check):
+for _command in (
+    status,
+    start,
+    stop,
+    shutdown,
+    reboot,
+    exec_,
+    snapshot,
+    rollback,
+    check,
+    fix_devices,
+):
     ct.add_command(_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from opsctl.errors import TransportError
@@ -13,6 +14,7 @@ _ASKS = (
     "must have a tty",
     "interactive authentication is required",
 )
+_PROGRAM_MISSING = re.compile(r"sudo: (?!sudo:)\S.*: command not found")
 _DENIES = (
     "not in the sudoers file",
     "may not run sudo",
@@ -34,6 +36,8 @@ def explain_sudo(
         return None
     text = stderr.decode("utf-8", "replace")
     said = [line for line in text.splitlines() if "sudo" in line.lower()]
+    if any(_PROGRAM_MISSING.match(line) for line in said):
+        return None  # sudo let it through; the program is not there
     who = user or "YOUR-USER"
     for line in said:
         lower = line.lower()

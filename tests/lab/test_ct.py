@@ -159,6 +159,38 @@ def test_passthrough_is_right_in_one_container_and_told_in_the_other(node: Lab) 
     assert "driver-library-missing" in told
 
 
+def test_fix_devices_writes_the_lines_that_are_missing_and_keeps_what_was(
+    node: Lab, tmp_path: Path
+) -> None:
+    """Shown, refused while locked, written under the node's lock by a user with sudo; then the container
+    starts with its GPUs, and only what no line can mend is left."""
+    planned = ct(node, "fix-devices", "ct130", "--dry-run")
+    node.on("pve1", ["/usr/bin/sed", "-i", "$ a lock: backup", CONFIG])
+    locked = ct(node, "fix-devices", "ct130", "--yes")
+    node.pct("unlock", "130")
+    before = node.on("pve1", ["/bin/cat", CONFIG]).stdout
+
+    code, fixed = ct(node, "fix-devices", "130", "--node", "pve1-ops", "--yes")
+    kept = node.on("pve1", ["/bin/cat", str(fixed["data"]["backup"])]).stdout
+    after = node.on("pve1", ["/bin/cat", CONFIG]).stdout
+    assert node.pct("start", "130").exit_code == 0
+    inside = node.on("ct130", ["/bin/ls", "/dev/nvidia0", "/dev/nvidia-uvm"])
+    _, checked = ct(node, "check", "ct130")
+
+    assert (planned[0], planned[1]["outcome"], len(planned[1]["data"]["edits"])) == (
+        0,
+        "planned",
+        10,
+    )
+    assert (locked[0], locked[1]["findings"][0]["code"]) == (50, "container-locked")
+    assert (code, fixed["outcome"], kept) == (0, "changed", before)
+    assert [
+        line for line in after.splitlines() if line in before.splitlines()
+    ] == before.splitlines()
+    assert inside.exit_code == 0, inside.stderr
+    assert checked["data"]["broken"] == ["driver-library-missing"]
+
+
 @pytest.fixture
 def stopped_129(clean_lab: Lab) -> Iterator[Lab]:
     """Container 129 stopped, as found at 3 a.m.; it runs again afterwards."""

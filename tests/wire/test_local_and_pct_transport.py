@@ -106,6 +106,7 @@ def test_what_sudo_says_is_understood(stderr: bytes, code: str) -> None:
 def test_a_failing_command_under_sudo_is_no_refusal() -> None:
     """A program may fail with 1 and speak of sudo; that is its own business."""
     assert explain_sudo("h", "bob", 1, b"cannot open /etc/sudoers\n") is None
+    assert explain_sudo("h", "bob", 1, b"sudo: pveversion: command not found\n") is None
     assert explain_sudo("h", "bob", 2, b"sudo: a password is required\n") is None
 
 

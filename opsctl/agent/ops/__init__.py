@@ -7,6 +7,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "adopt": ("procfs",),
     "attempts": ("launch_find",),
     "compute": (),
+    "ctconf": (),
     "details": ("procfs", "sockets"),
     "evidence": ("procfs",),
     "gpu": ("nvml_child", "procfs"),
