@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from opsctl.errors import Interrupted
 from opsctl.output import Finding
 from opsctl.sglang.metrics import running_of_loads
 
@@ -20,6 +21,9 @@ def drain(ctx: StepContext, seconds: float) -> list[Finding]:
 
     opsctl cannot close the server's door: no version has a call for it, so whatever routes requests
     to it must stop first.
+
+    Raises:
+        Interrupted: the operator stopped it here; nothing has been signalled.
     """
     end = ctx.clock.now() + seconds
     route: str | None = None
@@ -33,7 +37,13 @@ def drain(ctx: StepContext, seconds: float) -> list[Finding]:
             step = "its own TERM handling drains it, within --grace"
             return [Finding("not-drained", ctx.server_name, text, step)]
         ctx.reporter.progress(f"draining: {running} requests run or wait")
-        if ctx.clock.now() >= end or ctx.cancelled.is_set():
+        if ctx.cancelled.is_set():
+            raise Interrupted(
+                f"interrupted while {running} requests still ran; nothing was signalled",
+                next_step="the server runs as before",
+                subject=ctx.server_name,
+            )
+        if ctx.clock.now() >= end:
             text = f"{running} requests still ran after {seconds:g} s"
             step = "take the server out of your router first; opsctl cannot close its port"
             return [Finding("not-drained", ctx.server_name, text, step)]
