@@ -65,6 +65,28 @@ path that ends in `.yaml`. What stands before the step `ask` only looks, and run
 `opsctl playbook check FILE` names every mistake with its line.
 """
 
+SCHEMAS_HEAD = """# Documents of --json
+
+Every command prints one JSON object with `--json`, on stdout, also when it ends with an error:
+
+```json
+{"schema": "opsctl.stop/1", "outcome": "stopped", "exit_code": 0, "run": "20261129-213605-4926",
+ "findings": [{"code": "...", "subject": "...", "text": "...", "next": "..."}], "data": {}}
+```
+
+`schema` is `opsctl.<command>/<version>`. Within a version keys may be added; none changes its meaning
+or goes. `outcome` is a word, `exit_code` the process's [exit code](../reference/exit-codes.md), `run` the id
+in the [ledger](../ledger.md) where there is one, and `data` the command's own part: `{}` when the outcome is
+`error`.
+
+The schemas are JSON Schema 2020-12. `opsctl schema` lists them, `opsctl schema NAME` prints one: of the
+opsctl that you have. The tests check every document of every command against them, and allow no key that is
+not in them; your programs should allow more keys.
+
+| document | schema |
+|---|---|
+"""
+
 
 def main(argv: list[str]) -> int:
     """Write or check every generated file."""
@@ -371,8 +393,17 @@ def _shipped(book: Any) -> str:
 
 
 def schemas() -> list[Page]:
-    """Return the published schemas; none before there are any."""
-    return []
+    """Return the published schemas of --json documents, and their page."""
+    from opsctl.schemas import names, schema_of
+
+    rows = [f"| `{name}` | [{_file(name)}]({_file(name)}) |" for name in names()]
+    page = NOTE + SCHEMAS_HEAD + "\n".join(rows) + "\n"
+    files = [(f"schemas/{_file(n)}", json.dumps(schema_of(n), indent=1) + "\n") for n in names()]
+    return [("schemas/index.md", page), *files]
+
+
+def _file(name: str) -> str:
+    return name.replace("/", ".") + ".json"
 
 
 if __name__ == "__main__":

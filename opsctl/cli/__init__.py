@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Containers on a Proxmox node: look, start, check the GPUs in them.",
     ),
     "gpu": ("opsctl.cli.gpu:gpu", "Show, verify, wait for and probe GPUs."),
+    "schema": ("opsctl.cli.schema:schema", "Print the JSON Schema of a --json document."),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "compare": ("opsctl.cli.compare:compare_command", "Smoke runs side by side, with their noise."),
     "smoke": (

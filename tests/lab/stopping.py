@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.fixture import Lab
+from tests.schemas import read_document
 
 MODEL = "/models/GLM-5-NVFP4"
 
@@ -70,7 +70,7 @@ def opsctl(lab: Lab, state: Path, *words: str, timeout_s: float = 90.0) -> tuple
     """Run opsctl with --json; returns its exit code and document."""
     done = lab.opsctl([*words, "--json", "--state", str(state)], timeout_s=timeout_s)
     assert done.stdout, done.stderr
-    return done.exit_code, json.loads(done.stdout)
+    return done.exit_code, read_document(done.stdout)
 
 
 def outcomes(document: Any, kind: str = "member") -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests.lab.fixture import Lab
 from tests.lab.stopping import alive, serve, start, wait_for
+from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 SECRET = "hf_thisIsNoRealSecret0123"
@@ -39,7 +39,7 @@ def opsctl(lab: Lab, site: Path, *words: str) -> tuple[int, dict[str, Any], str]
     )
     assert "Traceback" not in done.stderr
     try:
-        return done.exit_code, json.loads(done.stdout), done.stdout + done.stderr
+        return done.exit_code, read_document(done.stdout), done.stdout + done.stderr
     except ValueError:
         raise AssertionError((done.exit_code, done.stdout, done.stderr)) from None
 

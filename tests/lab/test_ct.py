@@ -14,6 +14,7 @@ from opsctl.session import open_session
 from opsctl.site import load_site
 from tests.lab.fixture import Lab
 from tests.lab.stopping import cleared, opsctl
+from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 CONFIG = "/etc/pve/lxc/130.conf"
@@ -40,7 +41,7 @@ def _clean(lab: Lab) -> None:
 def ct(lab: Lab, *words: str) -> tuple[int, dict[str, Any]]:
     done = lab.opsctl(["ct", words[0], "--json", "--site", str(lab.site_file), *words[1:]])
     try:
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = read_document(done.stdout)
     except ValueError:
         raise AssertionError((done.exit_code, done.stdout, done.stderr)) from None
     assert document["exit_code"] == done.exit_code

@@ -14,6 +14,7 @@ import yaml
 from tests.lab.fixture import Lab
 from tests.lab.instance import CHECKOUT
 from tests.lab.stopping import alive, cleared, codes, opsctl, table, wait_for
+from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -231,7 +232,7 @@ def test_a_lost_ssh_connection_leaves_a_run_to_resume(host: Lab, tmp_path: Path)
     host.on("gpu1", ["pkill", "-f", "^sshd: root"])
     out, _ = child.communicate(timeout=90)
 
-    document = json.loads(out)
+    document = read_document(out)
     assert document["outcome"] == "cut"
     assert document["exit_code"] in (30, 40)
     assert len(mains(host, "gpu1", 30001)) == 1, host.on("gpu1", ["journalctl", "-n", "20"]).stdout

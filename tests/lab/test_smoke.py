@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from tests.lab.fixture import Lab
+from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 PYTHON = "/opt/sglang/bin/python"
@@ -54,7 +54,7 @@ class Deployed:
         rest = ["--json", "--site", str(self.site), "--state", str(self.state)]
         done = self.lab.opsctl([*words, *rest], timeout_s=timeout_s)
         assert done.stdout.startswith("{"), done.stdout + done.stderr
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = read_document(done.stdout)
         return document
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.lab import gpus
 from tests.lab.fixture import Lab
+from tests.schemas import read_document
 
 pytestmark = pytest.mark.lab
 SERVER = [
@@ -22,7 +22,7 @@ SERVER = [
 
 def status(lab: Lab, *arguments: str, **env: str) -> tuple[int, dict[str, Any], str]:
     done = lab.opsctl(["status", *arguments, "--json"], **env)
-    return done.exit_code, json.loads(done.stdout), done.stderr
+    return done.exit_code, read_document(done.stdout), done.stderr
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from opsctl.cli import run
+from tests.schemas import read_document
 from tests.wire.pve_peer import Peer, write_site
 
 Ct = Callable[..., tuple[int, dict[str, Any]]]
@@ -24,7 +24,7 @@ def make_ct(site: Path, capsys: pytest.CaptureFixture[str]) -> Ct:
 
     def call(*words: str) -> tuple[int, dict[str, Any]]:
         code = run(["ct", *words, "--json", "--site", str(site)])
-        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        document: dict[str, Any] = read_document(capsys.readouterr().out)
         assert document["exit_code"] == code
         return code, document
 

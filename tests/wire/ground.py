@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from tests.lab import standin
+from tests.schemas import read_document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +98,7 @@ class Ground:
         """Run one command with --json and return its document."""
         done = self.opsctl(*words, "--json", state=state, timeout_s=timeout_s)
         assert done.stdout.startswith("{"), done.stdout + done.stderr
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = read_document(done.stdout)
         assert document["exit_code"] == done.returncode
         return document
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.lab import standin
+from tests.schemas import read_document
 
 pytestmark = pytest.mark.wire
 SECRET = "hf_thisIsNoRealSecret0123"
@@ -55,7 +55,7 @@ def opsctl(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
         [sys.executable, "-m", "opsctl", *words, "--json"],
         cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90,
     )  # fmt: skip
-    return done.returncode, json.loads(done.stdout), done.stdout + done.stderr
+    return done.returncode, read_document(done.stdout), done.stdout + done.stderr
 
 
 def test_a_server_of_this_machine_is_adopted_and_status_shows_the_same_pid(

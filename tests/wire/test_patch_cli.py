@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from opsctl.cli import run
+from tests.schemas import read_document
 from tests.wire.patch_site import FILES, install, snapshot
 
 pytestmark = pytest.mark.wire
@@ -77,7 +77,7 @@ def opsctl(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*argv: str) -> tuple[int, dict[str, Any]]:
         site = ["--site", str(place.folder / "opsctl.yaml")]
         code = run([*argv, *site, "--patches", str(place.library), "--json"])
-        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        document: dict[str, Any] = read_document(capsys.readouterr().out)
         assert document["exit_code"] == code
         return code, document
 

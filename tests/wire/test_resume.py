@@ -16,6 +16,7 @@ import pytest
 
 from opsctl.ledger import Ledger
 from opsctl.runner import RESUMABLE
+from tests.schemas import read_document
 from tests.wire.ground import Ground, make_ground, wait_for
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(900)]
@@ -201,7 +202,7 @@ def test_two_operators_at_once(ground: Ground) -> None:
         check=False,
     )
 
-    document: dict[str, Any] = json.loads(second.stdout)
+    document: dict[str, Any] = read_document(second.stdout)
     assert second.returncode == 50
     locked = [f["text"] for f in document["findings"] if f["code"] == "locked"]
     assert locked
@@ -231,7 +232,7 @@ def test_a_frozen_opsctl_signals_nothing_when_it_wakes(ground: Ground) -> None:
     os.kill(frozen.pid, signal.SIGCONT)
     out, _ = frozen.communicate(timeout=60)
 
-    document = json.loads(out)
+    document = read_document(out)
     assert document["outcome"] == "cut"
     assert document["exit_code"] in (30, 40)
     assert ground.mains() == before
@@ -251,7 +252,7 @@ def test_ctrl_c_once_finishes_the_step_and_says_where_things_are(ground: Ground)
     child.send_signal(signal.SIGINT)
     out, _ = child.communicate(timeout=30)
 
-    document = json.loads(out)
+    document = read_document(out)
     assert document["exit_code"] == 130
     assert "not proven ready" in document["data"]["state"]
     assert len(ground.mains()) == 1
@@ -274,7 +275,7 @@ def test_ctrl_c_twice_stops_at_once_and_says_what_may_be_half_done(ground: Groun
     child.send_signal(signal.SIGTERM)
     out, _ = child.communicate(timeout=30)
 
-    document = json.loads(out)
+    document = read_document(out)
     assert document["exit_code"] == 130
     assert len(ground.mains()) == 1
     assert open_run(ground) == document["run"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from opsctl.cli import run
+from tests.schemas import read_document
 
 pytestmark = pytest.mark.wire
 SERVER = Path(__file__).with_name("smoke_server.py")
@@ -51,7 +52,7 @@ def smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Smoke:
         capsys.readouterr()
         words = ["smoke", "--url", url, "--state", str(tmp_path), "--idle", "0", "--json", *options]
         code = run(words)
-        return code, json.loads(capsys.readouterr().out)
+        return code, read_document(capsys.readouterr().out)
 
     return call
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.schemas import read_document
+
 pytestmark = pytest.mark.wire
 SERVER = Path(__file__).with_name("smoke_server.py")
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,7 @@ def command(state: Path, *words: str, shell: str = "", **env: str) -> subprocess
 
 def finish(child: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     out, err = child.communicate(timeout=60)
-    return child.returncode, json.loads(out), err
+    return child.returncode, read_document(out), err
 
 
 def test_ctrl_c_reports_what_was_measured_so_far(serve: Serve, tmp_path: Path) -> None:

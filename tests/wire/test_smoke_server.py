@@ -18,6 +18,7 @@ import pytest
 
 from opsctl.cli import run
 from tests.lab import standin
+from tests.schemas import read_document
 from tests.wire.ground import free_port
 
 pytestmark = pytest.mark.wire
@@ -109,7 +110,7 @@ def smoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Docume
         capsys.readouterr()
         words = ["smoke", "s", "--site", str(server.site), "--state", str(server.state), "--json"]
         code = run([*words, *options])
-        return code, json.loads(capsys.readouterr().out)
+        return code, read_document(capsys.readouterr().out)
 
     return call
 

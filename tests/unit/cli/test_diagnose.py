@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from opsctl.cli import run
 from opsctl.ledger import Ledger
+from tests.schemas import read_document
 
 CASES = Path(__file__).parents[2] / "data" / "cases"
 SAMPLES = Path(__file__).parents[2] / "data" / "diagnose"
@@ -25,7 +25,7 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 
 def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
     code, out, _ = call(capsys, *argv, "--json")
-    return code, json.loads(out)
+    return code, read_document(out)
 
 
 def test_crash_is_told_as_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:

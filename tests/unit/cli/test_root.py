@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from opsctl.cli import COMMANDS, root, run
 from opsctl.errors import TransportError
+from tests.schemas import read_document
 
 HEAVY = ("pydantic", "fabric", "paramiko", "rich", "sqlalchemy", "jinja2", "yaml", "httptools")
 
@@ -65,7 +65,7 @@ def test_error_with_json_is_a_document(tmp_path: Path, capsys: pytest.CaptureFix
     """With --json also a failure prints one object, with the contract's keys."""
     assert run(["config", "check", "--json", "--site", str(tmp_path / "absent.yaml")]) == 10
 
-    document = json.loads(capsys.readouterr().out)
+    document = read_document(capsys.readouterr().out)
     assert document["exit_code"] == 10
     assert document["findings"][0]["code"] == "config"
     assert set(document) == {"schema", "outcome", "exit_code", "run", "findings", "data"}
@@ -75,7 +75,7 @@ def test_usage_error_with_json_is_a_document(capsys: pytest.CaptureFixture[str])
     """A script that asked for JSON gets JSON also for a wrong option; exit 2."""
     assert run(["config", "check", "--jsn", "--json"]) == 2
 
-    document = json.loads(capsys.readouterr().out)
+    document = read_document(capsys.readouterr().out)
     assert document["exit_code"] == 2
     assert "--jsn" in document["findings"][0]["text"]
 
@@ -134,4 +134,4 @@ def test_an_error_has_the_schema_of_its_command(
     site.write_text("hosts: {}\nservers: {}\n")
     code = run([*argv, "--site", str(site), "--state", str(tmp_path)])
     assert code == 2
-    assert json.loads(capsys.readouterr().out)["schema"] == schema
+    assert read_document(capsys.readouterr().out)["schema"] == schema

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from opsctl import cli
 from opsctl.ledger import Ledger
+from tests.schemas import read_document
 
 
 def opsctl(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -77,7 +77,7 @@ def test_history_as_json_keeps_the_contract(
         str(state),
     )
 
-    document = json.loads(out)
+    document = read_document(out)
     assert (code, document["schema"]) == (0, "opsctl.history/1")
     wanted = {"id", "server", "outcome", "fingerprint", "signature", "reason", "who"}
     assert [set(run) >= wanted for run in document["data"]["runs"]] == [True]
@@ -112,7 +112,7 @@ def test_resume_alone_lists_only_what_is_open(
     code, out, _ = opsctl(capsys, "resume", "--json", "--state", str(state))
 
     assert code == 0
-    assert [run["id"] for run in json.loads(out)["data"]["runs"]] == ["20261129-030000-cccc"]
+    assert [run["id"] for run in read_document(out)["data"]["runs"]] == ["20261129-030000-cccc"]
 
 
 def test_an_ended_run_is_not_resumed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
