@@ -108,6 +108,11 @@ class Container:
             subject=str(self.vmid),
         )
 
+    def has_feature(self, feature: str) -> bool:
+        """Ask whether the storage of every volume can do it: ``snapshot``, ``clone``, ``copy``."""
+        answer = self.api.call("GET", f"{self._path}/feature", {"feature": feature}) or {}
+        return str(answer.get("hasFeature", "")) in ("1", "True")
+
     def snapshots(self) -> list[dict[str, Any]]:
         """Return the snapshots, without the entry ``current`` that PVE adds."""
         answer = self.api.call("GET", f"{self._path}/snapshot") or []

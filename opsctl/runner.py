@@ -232,7 +232,8 @@ class Runner:
     def _take_over(self, item: PlannedStep) -> None:
         """Keep what the cut run knew of a step that is not done again."""
         assert self._before is not None
-        rows = [row for row in self._before.steps if row.position == item.position and row.outcome]
+        # by name: the playbook may have got a step in front of it since
+        rows = [row for row in self._before.steps if row.name == item.name and row.outcome]
         result = _result_of_row(rows[-1]) if rows else StepResult(StepOutcome.UNCHANGED)
         self._ctx.results[item.name] = result
         self.report.steps.append(StepReport(item.name, StepOutcome.UNCHANGED.value, 0.0))

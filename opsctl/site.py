@@ -144,6 +144,11 @@ class Server(Strict):
     smoke: SmokeSettings = SmokeSettings()
     stop: StopSettings = StopSettings()
     ready: ReadySettings = ReadySettings()
+    inputs: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="Values of playbooks' inputs that the command line does not set, where a playbook "
+        "has them, e.g. {snapshot: true}.",
+    )
     api_key: SecretRef | None = Field(None, description="Key that requests carry, by reference.")
     nofile: int = Field(65536, ge=1024, description="RLIMIT_NOFILE of the server.")
     on_failure: Literal["leave", "stop", "rollback"] = Field(

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, emit
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opsctl.domain.runs import RunDetail
     from opsctl.ledger import Ledger
     from opsctl.plan import Plan
+    from opsctl.playbook import Playbook
     from opsctl.runner import RunReport
     from opsctl.session import ServerSession
     from opsctl.steps.base import StepContext
@@ -56,7 +57,10 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
 
     site = load_site(app.site_path)
     site.server(order.server)
-    plan = build(load(find(order.playbook)), order.given)
+    playbook = load(find(order.playbook))
+    if before is None:
+        order = with_site_inputs(order, site.servers[order.server].inputs, playbook.inputs)
+    plan = build(playbook, order.given) if before is None else build_again(playbook, before, order)
     if app.dry_run:
         with open_session(site, order.server) as session:
             return show_dry_run(app, order, plan, session)
@@ -68,6 +72,41 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
             return run_plan(app, order, plan, session, ledger, run, before)
     finally:
         ledger.close()
+
+
+def build_again(playbook: Playbook, before: RunDetail, order: Order) -> Plan:
+    """Build the plan of a run that is continued; its playbook may have changed since it was begun.
+
+    Raises:
+        SafetyRefusal: exit 50, with what differs, where it is no longer the same run.
+    """
+    from opsctl.domain.runs import why_not_continued
+    from opsctl.errors import SafetyRefusal, UsageError
+    from opsctl.plan import build
+
+    plan: Plan | None = None
+    try:
+        plan = build(playbook, order.given)
+        why = why_not_continued(before, [item.name for item in plan.steps])
+    except UsageError as error:
+        why = error.message
+    if plan is None or why is not None:
+        raise SafetyRefusal(
+            f"run {before.run.id} was begun with other steps of playbook {before.run.playbook}: {why}",
+            next_step=f"look at what it left (opsctl status {before.run.server}), then begin a new run",
+            code="playbook-changed",
+            subject=before.run.id,
+        )
+    return plan
+
+
+def with_site_inputs(order: Order, wanted: Mapping[str, Any], known: Mapping[str, Any]) -> Order:
+    """Return the order with the site's inputs that this playbook has, where the command line sets none.
+
+    They are part of what is written down: a continued run keeps them.
+    """
+    chosen = {name: value for name, value in wanted.items() if name in known}
+    return replace(order, given={**chosen, **order.given})
 
 
 def begin(ledger: Ledger, run: str, order: Order, before: RunDetail | None) -> None:

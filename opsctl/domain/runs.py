@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +63,28 @@ class RunDetail:
         """Return the last note ``code``, or None."""
         found = [note.body for note in self.notes if note.code == code]
         return found[-1] if found else None
+
+
+def why_not_continued(detail: RunDetail, planned: Sequence[str]) -> str | None:
+    """Say why a run cannot go on with a step list; None when it can.
+
+    A playbook may have got steps since the run began: they are done where they stand. One that lost a
+    step that the run has begun, or has them in another order, is no continuation of it.
+
+    Args:
+        detail: the run as the ledger knows it.
+        planned: names of the playbook's steps now, in order.
+    """
+    gone = [row.name for row in detail.steps if row.name not in planned]
+    if gone:
+        return f"it has begun step '{gone[0]}', which the playbook does not have now"
+    resumed = [note.at_s for note in detail.notes if note.code == "resumed"]
+    # later passes were checked against the first one
+    first = [row for row in detail.steps if not resumed or row.started_s < min(resumed)]
+    first.sort(key=lambda row: row.position)
+    places = [planned.index(row.name) for row in first]
+    for row, place, after in zip(first, places, places[1:], strict=False):
+        if after < place:
+            name = planned[after]
+            return f"the playbook has '{name}' before '{row.name}' now, and it was done after it"
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -37,31 +39,45 @@ class Container:
         if not is_stopped(ctx):
             return []
         return [
-            f"start {_words(ctx)}, which is stopped; its inside cannot be looked at before that"
+            f"start {in_words(ctx)}, which is stopped; its inside cannot be looked at before that"
         ]
 
     def run(self, ctx: StepContext) -> StepResult:
         if not is_stopped(ctx):
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing to start"})
-        from opsctl.containers import container_transport, find_place, open_container
-
-        session = cast("ServerSession", ctx.session)
-        place = find_place(session.hosts.site, session.server.host)
-        container = open_container(session.hosts, place)
-        try:
+        with opened(ctx) as container:
             refuse_locked(ctx, container)
-            ctx.confirm(f"{_words(ctx)} is stopped. Start it?")
+            ctx.confirm(f"{in_words(ctx)} is stopped. Start it?")
             left_s = ctx.deadline.left(ctx.clock.now(), START_S)
             result = container.act("start", timeout_s=left_s, on_progress=ctx.reporter.progress)
-        finally:
-            container.api.close()
-        wait_for_init(ctx, container_transport(session.hosts, place))
+        wait_for_init(ctx, inside_of(ctx))
         findings: tuple[Finding, ...] = ()
         if result.warnings:
             text = f"its start was done with {result.warnings} warnings"
-            findings = (Finding("task-warnings", str(place.vmid), text),)
-        data = {"vmid": place.vmid, "task": result.upid, "summary": f"started {_words(ctx)}"}
+            findings = (Finding("task-warnings", str(container.vmid), text),)
+        data = {"vmid": container.vmid, "task": result.upid, "summary": f"started {in_words(ctx)}"}
         return StepResult(StepOutcome.DONE, changed=True, findings=findings, data=data)
+
+
+@contextmanager
+def opened(ctx: StepContext) -> Iterator[PveContainer]:
+    """Open the way to the server's container on its node, for one step."""
+    from opsctl.containers import find_place, open_container
+
+    session = cast("ServerSession", ctx.session)
+    container = open_container(session.hosts, find_place(session.hosts.site, session.server.host))
+    try:
+        yield container
+    finally:
+        container.api.close()
+
+
+def inside_of(ctx: StepContext) -> Transport:
+    """Return the way into the server's container."""
+    from opsctl.containers import container_transport, find_place
+
+    session = cast("ServerSession", ctx.session)
+    return container_transport(session.hosts, find_place(session.hosts.site, session.server.host))
 
 
 def is_stopped(ctx: StepContext) -> bool:
@@ -82,7 +98,7 @@ def refuse_locked(ctx: StepContext, container: PveContainer) -> None:
     lock = container.lock(container.status())
     if lock is not None:
         raise SafetyRefusal(
-            f"{_words(ctx)} is stopped, and it is {lock.describe(ctx.wall())}",
+            f"{in_words(ctx)} is {lock.describe(ctx.wall())}",
             next_step=lock.advice(container.vmid),
             code="container-locked",
             subject=str(container.vmid),
@@ -103,17 +119,17 @@ def wait_for_init(ctx: StepContext, inside: Transport) -> None:
             answered = True
             if done.exit_code == 0:
                 return
-        ctx.reporter.progress(f"{_words(ctx)} is booting")
+        ctx.reporter.progress(f"{in_words(ctx)} is booting")
         ctx.clock.sleep(0.3)
     if not answered:
         raise CheckFailed(
-            f"{_words(ctx)} was started, and did not come up within {BOOT_S:.0f} s",
+            f"{in_words(ctx)} was started, and did not come up within {BOOT_S:.0f} s",
             next_step="look on the node: pct status, and the task's log",
             code="container-not-up",
             subject=ctx.server_name,
         )
 
 
-def _words(ctx: StepContext) -> str:
+def in_words(ctx: StepContext) -> str:
     session = cast("ServerSession", ctx.session)
     return f"container {session.container} on {session.owner_host}"

@@ -53,8 +53,8 @@ def test_restart_keeps_the_order_of_the_design() -> None:
     names = [item.name for item in plan("restart").steps]
 
     assert names == [
-        "container", "lock", "look", "preflight", "stage", "known-failure", "ask", "collect", "stop",
-        "gpu-memory", "sweep", "patch", "launch", "ready", "smoke", "settle", "record",
+        "container", "lock", "look", "preflight", "stage", "known-failure", "ask", "snapshot",
+        "collect", "stop", "gpu-memory", "sweep", "patch", "launch", "ready", "smoke", "settle", "record",
     ]  # fmt: skip
 
 

@@ -99,6 +99,7 @@ class FakePeer:
         self.pve.cts = [ct for ct in self.pve.cts if ct.vmid != 130]
         self.fake = self.pve.add_ct(130, "sglang", status="running")
         self.pve.acl, self.pve.lock_wait = None, 10
+        self.can_snapshot = True
         self.pve.users["ops@pve"] = "password-3c1d"
         self.pve.__dict__.pop("_start_steps", None)
 
@@ -157,6 +158,7 @@ class FakePeer:
 
     def forbid_snapshots(self) -> None:
         self.fake.config["rootfs"] = "local:130/vm-130-disk-0.raw,size=8G"
+        self.can_snapshot = False
 
     def fail_task(self, kind: str, text: str) -> None:
         assert kind == "vzstart"
