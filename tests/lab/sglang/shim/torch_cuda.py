@@ -8,7 +8,9 @@ def without_cuda(torch):
     torch.cuda.synchronize = _nothing
     torch.cuda.empty_cache = _nothing
     torch.Tensor.record_stream = _nothing
-    # torchvision is the CUDA build; it imports once these two operators are defined.
+    if torch.version.cuda is not None:
+        return  # torchvision fits this build, and registers its operators by itself
+    # torchvision is a CUDA build, torch is not: it imports once these two operators are defined.
     library = torch.library.Library("torchvision", "DEF")
     boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     library.define("nms" + boxes)
