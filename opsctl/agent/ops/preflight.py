@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -225,7 +227,26 @@ def ask(request: dict[str, Any], program: str, argv: list[str], timeout_s: float
             reply: dict[str, Any] = json.loads(line[len(MARKER) :])
             return reply
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    return {"ok": None, "error": said[-1] if said else "it exited %d" % done.returncode}
+    return {"ok": None, "error": last_words(said, done.returncode)}
+
+
+def last_words(lines: list[str], status: int) -> str:
+    """Return the line that names the error (a native stack may follow it), and the signal, if any.
+
+    >>> last_words(["  what():  Duplicate registration", "frame #1: main"], -6)
+    'it died of SIGABRT: what():  Duplicate registration'
+    """
+    named = [line for line in lines if re.match(r"\s*(what\(\):|[\w.]*(Error|Exception)\b)", line)]
+    chosen = (named or lines or [""])[-1].strip()[:300]
+    ending = "it died of " + signal_name(-status) if status < 0 else "it exited %d" % status
+    return chosen if chosen and status >= 0 else ": ".join(filter(None, [ending, chosen]))
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "signal %d" % number
 
 
 OPERATIONS = {"survey": survey, "arguments": arguments, "port": holders}
