@@ -103,11 +103,14 @@ def describe(detail: RunDetail) -> str:
     for step in detail.steps:
         seconds = f"{step.ended_s - step.started_s:7.2f} s" if step.ended_s else "   never ended"
         note = (step.body.get("data") or {}).get("summary") or ""
+        if not note and step.outcome not in ("done", "unchanged"):
+            note = _first_finding(step.body)
         again = f" (turn {step.turn + 1})" if step.turn else ""
         lines.append(f"    {step.name + again:<18} {step.outcome or 'begun':<11} {seconds}  {note}")
     document = detail.document or {}
     for finding in document.get("findings") or []:
-        lines.append(f"  {finding['subject']}: {finding['text']}")
+        subject = f"{finding['subject']}: " if finding.get("subject") else ""
+        lines.append(f"  {subject}{finding['text']}")
         if finding.get("next"):
             lines.append(f"    next: {finding['next']}")
     downtime = (document.get("data") or {}).get("downtime")
@@ -117,6 +120,11 @@ def describe(detail: RunDetail) -> str:
         )
         lines.append(f"  downtime in s: {parts}")
     return "\n".join(lines)
+
+
+def _first_finding(body: dict[str, Any]) -> str:
+    """Return the first thing that a step found: why it did not do what it should."""
+    return next((str(finding.get("text")) for finding in body.get("findings") or ()), "")
 
 
 def _content(content: dict[str, Any], fingerprint: str | None) -> list[str]:

@@ -20,10 +20,10 @@ def plan_lines(plan: StopPlan, *, kills: bool, grace_s: float) -> list[str]:
     """
     lines = [f"server {plan.selection.server.describe()}"]
     if plan.is_empty:
-        lines.append("  no process of it runs here: nothing would be signalled")
+        lines.append("  no process of it runs here: nothing to signal")
     else:
         how = "KILL at once" if kills else f"TERM to the root, KILL after {grace_s:g} s"
-        lines.append(f"  would stop {len(plan.targets)} processes ({how}):")
+        lines.append(f"  to stop: {len(plan.targets)} processes ({how}):")
         lines += _table(plan.targets)
         if plan.evicted:
             pids = ", ".join(str(judged.pid) for judged in plan.evicted)

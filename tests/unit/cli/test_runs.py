@@ -95,6 +95,28 @@ def test_show_names_the_step_that_never_ended(
     assert "never ended" in out
 
 
+def test_show_says_why_a_step_did_not_do_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first finding stands beside it; a finding about nothing in particular has no empty name."""
+    ledger = Ledger.open(tmp_path)
+    run = "20261129-040000-dddd"
+    about: dict[str, Any] = {"server": "glm5", "playbook": "restart", "who": "ann", "reason": None}
+    ledger.begin(run, at_s=1.0, inputs={}, **about)
+    turn = ledger.begin_step(run, 3, "preflight", "read", 1.0)
+    body = {"findings": [{"code": "x", "text": "the parser could not be asked"}]}
+    ledger.end_step(run, 3, turn, at_s=2.0, outcome="unknown", changed=False, body=body)
+    said = {"findings": [{"code": "y", "subject": "", "text": "the kernel log is not readable"}]}
+    ledger.finish(run, at_s=3.0, outcome="failed", exit_code=21, signature=None, document=said)
+    ledger.close()
+
+    _, out, _ = opsctl(capsys, "show", "last", "--state", str(tmp_path))
+
+    step = next(line for line in out.splitlines() if line.strip().startswith("preflight"))
+    assert step.endswith("the parser could not be asked")
+    assert "  the kernel log is not readable" in out.splitlines()
+
+
 def test_show_of_an_unknown_run_is_a_usage_error(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def test_the_plan_names_pid_owner_memory_and_reason() -> None:
         proc(6000, 1, "python3 train.py", uid=1001, user="ada"),
     )
 
-    assert "would stop 2 processes (TERM to the root, KILL after 30 s)" in text
+    assert "to stop: 2 processes (TERM to the root, KILL after 30 s)" in text
     assert "87543" in text
     assert "command line: sglang on port 30000" in text
     assert "ada's: python3 train.py" in text or "foreign" in text
@@ -36,7 +36,7 @@ def test_the_plan_names_pid_owner_memory_and_reason() -> None:
 
 def test_an_empty_plan_says_so() -> None:
     """Nothing to signal is said in words, not by an empty table."""
-    assert "nothing would be signalled" in lines_of()
+    assert "nothing to signal" in lines_of()
 
 
 def test_a_hard_stop_says_that_it_kills() -> None:
