@@ -23,6 +23,7 @@ from opsctl.smoke.load import Job, Limits, RawLevel, Sign
 from opsctl.transport.base import Transport
 
 CLOCK_READINGS = 7
+LOST = "the load generator on the server's host was lost"
 LEVEL_S = 86_400.0
 FEED_FACTOR = 4  # requests that wait there, per slot, before more are sent (only with --seconds)
 
@@ -123,7 +124,7 @@ class HostLevel:
                 on_event=on_event,
             )
         except OpsctlError as error:
-            raw.local = f"the load generator on the server's host was lost: {error.message}"
+            raw.local = f"{LOST}: {error.message}"
             raw.ended_s = time.monotonic()
             return raw
         finally:
@@ -179,7 +180,8 @@ class HostLevel:
         raw.lags_s = facts["lags_s"]
         raw.cpu_s = facts["cpu_s"]
         raw.cancelled = facts["cancelled"]
-        raw.interrupted = raw.interrupted or facts["interrupted"]
+        if facts["interrupted"] and not raw.interrupted:  # it lost us before we noticed
+            raw.local = f"{LOST}: it stopped by itself"
         told = facts["sign"]
         if told is not None and (raw.sign is None or raw.sign.source != told[0]):
             source, at_s, detail, hung = told
