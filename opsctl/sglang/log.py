@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from opsctl.domain.crash.launch import read_launch, read_stage
 from opsctl.domain.crash.model import Activity, Kind, Launch, Record
@@ -26,6 +26,9 @@ HEAD_LINES = 400
 """So many lines are kept whatever they say: a short capture is judged as a whole."""
 MAX_REPEATS = 200
 """Lines that differ in digits only are looked at so many times; then they are counted."""
+_TIME_KEYS = ("ts", "time", "timestamp", "@timestamp", "asctime")
+_RECORD_KEYS = ("level", "severity", "levelname", "lvl", *_TIME_KEYS)
+_MESSAGE_KEYS = ("message", "msg", "event", "log", "text")
 _MAX_SKELETONS = 40_000
 _CHUNK = 1 << 20
 
@@ -227,7 +230,22 @@ def _unwrap_json(line: str) -> list[str]:
         ]
     if isinstance(log := body.get("log"), str) and "stream" in body:
         return log.rstrip("\n").split("\n")
-    return [line]
+    return _of_structured(body) or [line]
+
+
+def _of_structured(body: dict[str, Any]) -> list[str]:
+    """Return the lines of a structured logger's record: a message beside a level or a time."""
+    if not any(isinstance(body.get(name), str | int | float) for name in _RECORD_KEYS):
+        return []
+    told = next((body[name] for name in _MESSAGE_KEYS if isinstance(body.get(name), str)), None)
+    if told is None:
+        return []
+    stamp = next((body[name] for name in _TIME_KEYS if isinstance(body.get(name), str)), "")
+    parts = told.rstrip("\n").split("\n")
+    for name in ("exc_info", "exception", "stack", "traceback"):
+        if isinstance(body.get(name), str):
+            parts += body[name].rstrip("\n").split("\n")
+    return [f"{stamp} {parts[0]}" if stamp else parts[0], *parts[1:]]
 
 
 def _make_record(prefix: Prefix, number: int) -> Record:

@@ -27,6 +27,7 @@ _CARRIERS: tuple[re.Pattern[str], ...] = tuple(
         rf"(?P<time>{_ISO})(?: ?[-|]? ?(?P<level>{_LEVELS}))?(?: [-|])? ?",
         rf"(?P<level>{_LEVELS})(?::|  ?-|\]) +(?!Exception in ASGI)",
         r"│ ?",
+        r'\{(?:\w+="[^"]*",? ?)+\} ',
     )
 )
 _CLIENT = re.compile(r"(?:---? )?client(?: summary)?: ", re.IGNORECASE)
@@ -70,6 +71,7 @@ class PrefixReader:
         line = line.rstrip()
         if line[:1] in " \t" or not line:
             return Prefix(line)
+        line = line.lstrip("\ufeff")
         client = False
         if (note := _NOTE.match(line)) is not None:
             line = line[note.end() :]

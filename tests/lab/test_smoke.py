@@ -97,3 +97,23 @@ def test_healthy_server_of_another_machine_passes_over_ssh(deployed: Deployed) -
     assert levels[-1]["in_flight"]["peak"] == 10
     assert levels[-1]["ttft_ms"]["p50"] < 200
     assert levels[-1]["answers"]["wrong"] == 0
+
+
+def test_load_from_the_server_s_own_host_over_ssh_and_inside_a_container(
+    deployed: Deployed,
+) -> None:
+    """`--from host`: no tunnel in its times, the same verdict and diagnosis, nothing left there."""
+    for name in ("outside", "inside"):
+        assert deployed.json("launch", name, "--yes", "--no-smoke")["exit_code"] == 0
+
+    healthy = deployed.json("smoke", "outside", "--from", "host")
+    crashed = deployed.json("smoke", "inside", "--from", "host")
+
+    assert healthy["exit_code"] == 0, healthy["findings"]
+    assert healthy["data"]["load"]["from"] == "host"
+    assert healthy["data"]["levels"][-1]["in_flight"]["peak"] == 10
+    assert crashed["exit_code"] == 60
+    assert crashed["data"]["bracket"] == {"last_good": 5, "first_bad": 10}
+    assert crashed["data"]["diagnosis"]["sizes"]["a"] == 160
+    for host in ("gpu1", "ct129"):
+        assert "opsctl-agent" not in deployed.lab.on(host, ["ps", "-eo", "args"]).stdout

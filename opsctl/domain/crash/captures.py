@@ -47,6 +47,9 @@ OUTSIDE: tuple[Capture, ...] = (
              why="the unit's last words; the first failure in its journal is the cause"),
     _capture("unknown", 0.6, r"^\{\"(?:cmd|changed|rc)\"|\bparamiko\b|^nohup |^setsid |<- (?:hangs|works)|dd if=/dev/zero",
              why="this is a command and its result, not a server's log"),
+    _capture("unknown", 0.6, r"^\S+: error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)",
+             unless=r"hit an exception|fired up and ready",
+             why="the launcher refused its arguments: this version does not know them, or one is missing; the staged check of `opsctl restart` finds this before a stop"),
     _capture("unknown", 0.6, r"__init__\.py$|site-packages/sglang/__init__|__editable__", r"^\S+ +-> ",
              why="a list of installations; `opsctl patch status` asks the launch interpreter"),
 )  # fmt: skip

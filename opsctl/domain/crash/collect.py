@@ -6,11 +6,22 @@ from collections.abc import Iterable
 
 from opsctl.domain.crash.launch import read_launch, read_stage
 from opsctl.domain.crash.model import Evidence, Kind, Record
-from opsctl.domain.crash.rules import BENIGN, CAUSE, END, NOTICE, RULES, WANTED_STOP, WRAPPER, Rule
+from opsctl.domain.crash.rules import (
+    BENIGN,
+    CAUSE,
+    END,
+    GUESSES,
+    NOTICE,
+    RULES,
+    WANTED_STOP,
+    WRAPPER,
+    Rule,
+)
 from opsctl.domain.crash.run import Run
 from opsctl.domain.crash.streams import StreamJudge
 from opsctl.domain.crash.trace import (
     DIGITS,
+    DOTTED,
     EXCEPTION,
     FRAME,
     OF_OWNER,
@@ -148,6 +159,8 @@ class Collector:
         trace = self._trace_of(record)
         indented = body[:1] in " \t|"
         is_exception = EXCEPTION.match(text) is not None
+        if not is_exception and trace is not None and not trace.closed:
+            is_exception = body[:1] not in " \t|" and DOTTED.match(text) is not None
         if indented and trace is not None and not trace.closed and not is_exception:
             return  # a line of source code inside a traceback
         if is_exception:
@@ -239,6 +252,8 @@ class Collector:
             return self._known[skeleton]
         if text.startswith(_REQUESTS):
             return None  # a prompt may say anything
+        if (guess := GUESSES.search(text)) is not None and guess.start() > 0:
+            text = text[: guess.start()]
         lower = text.lower()
         rule = next((rule for rule in RULES if rule.wording.found(text, lower)), None)
         if rule is not None and "leak detected" not in text and BENIGN.search(text):

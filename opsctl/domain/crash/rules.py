@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"(?:out of memory|memory cgroup out of memory|oom-kill\S*): Killed? process \d+"
      r"|Killed process \d+ \(.*(?:total-vm|anon-rss)|oom-kill:constraint=|oom_reaper: reaped process"
      r"|invoked oom-killer|killed by the OOM killer|result 'oom-kill'|\bOOMKilled\b|Memory cgroup out of memory"
-     r"|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
+     r"|oom[_-]kill events? in |have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
     ("gsp-timeout", "gpu-fault", MACHINE, 0.85, r"Xid .{0,60}: (?:119|120)\b|Timeout waiting for RPC from GSP"),
     ("xid-hardware", "gpu-fault", MACHINE, 0.95,
      r"Xid .{0,60}: (?:46|48|54|56|57|58|6[1-9]|7[0-9]|8[0-9]|9[1-9]|10[0-9]|11[0-9]|12[0-9]|1[34]\d|15\d|16\d|17\d)\b"
@@ -64,6 +64,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"NVMLError_GpuIsLost|GPU is lost|Unable to determine the device handle for (?:gpu|GPU)\b(?!.*Insufficient)"
      r"|NVML_ERROR_GPU_IS_LOST|NVMLError_ResetRequired|requires? (?:a )?(?:gpu )?reset\b.*GPU"
      r"|\[GPU requires reset\]|NVML_ERROR_RESET_REQUIRED"),
+    ("not-ready", "gpu-fault", MACHINE, 0.9, r"Error 802: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"),
     ("ecc", "gpu-fault", MACHINE, 0.95,
      r"uncorrectable (?:NVLink error|ECC error)|(?:double|multi).bit ecc|uncorrectable.*remapped row.*failure"
      r"|cudaErrorECCUncorrectable|Contained memory error|CUDA_ERROR_ECC_UNCORRECTABLE"
@@ -78,7 +79,8 @@ RULES: tuple[Rule, ...] = _rules(
      r"|(?:minimum|min\.?) (?:required |supported )?(?:cuda |compute )?capability"
      r"|invalid device function|cudaErrorInvalidDeviceFunction|CUDA_ERROR_INVALID_DEVICE_FUNCTION"
      r"|not a recognized processor|Value 'sm_\w+' is not defined for option|Unsupported gpu architecture"
-     r"|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
+     r"|(?:platform|GPU|device|hardware) does not support \S+ (?:quantization|kernels?|dtype|format)|(?:Ampere|Hopper|Blackwell) (?:and|or) (?:up|newer|above|later)"
+     r"|Could not load any common_ops library|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
      r"|not supported on (?:this )?(?:sm|SM)_?\d\d|No supported CUDA architectures"
      r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)"),
     ("driver", "driver-mismatch", CAUSE, 0.95,
@@ -105,8 +107,9 @@ RULES: tuple[Rule, ...] = _rules(
      r"|unable to (?:write to|allocate|resize) (?:file )?(?:shared memory|</torch_)|Error(?: while)? (?:attaching to|mapping|allocating|opening) shared memory"
      r"|unable to mmap \d+ bytes from file </torch|increase (?:the )?(?:size of )?(?:/dev/shm|shm[-_]size)|--shm-size|ftruncate.*shm.*failed"),
     ("shm-exists", "leftover-shm", CAUSE, 0.85, r"FileExistsError: .*(?:/psm_|/dev/shm|sgl_shm|sglang_loads|sem\.)"),
+    ("occupied", "leftover-memory", CAUSE, 0.85, r"memory capacity is unbalanced|Some GPUs may be occupied by other processes"),
     ("config-memory", "config-memory", CAUSE, 0.95,
-     r"Not enough memory\. Please try|No available memory for the cache blocks|Memory pool size is too small"
+     r"Not enough memory\. Please try|Not enough host memory available|No available memory for the cache blocks|Memory pool size is too small"
      r"|(?:increase|decrease|adjust|reduce|lower|raise)\w* (?:--)?(?:`)?(?:mem[-_]fraction[-_]static|gpu[-_]memory[-_]utilization)(?:`)? ?(?:or|\.|when|to|and|,|$)(?!.*(?:OOM|Possible solutions))"
      r"|larger than the maximum number of tokens that can be stored in (?:the )?KV cache|KV cache is needed, which is larger than the available"
      r"|Free memory on device .* is less than desired|cache is too small to serve|max_total_num_tokens.{0,20}(?:<= ?0|is 0|negative|must be)"
@@ -148,7 +151,7 @@ RULES: tuple[Rule, ...] = _rules(
      rf"size of tensor a \(|Sizes of tensors must match|expected (?:size|shape) .{{0,40}}(?:but )?got|Size mismatch\b|size mismatch\b(?! for \S+\.weight)|shape mismatch"
      rf"|expected {_N} (?:but )?got {_N}\b|used \d+ ?> ?capacity \d+|doesn't match the broadcast shape|cannot be broadcast to (?:indexing result )?(?:of )?(?:shape)?"
      rf"|shape '{_SHAPE}' is invalid for input of size|mat1 and mat2 shapes cannot be multiplied|expanded size of the tensor|could not (?:be )?broadcast"
-     rf"|must match the existing size|split_with_sizes expects|shapes? {_SHAPE}.{{0,60}}(?:not (?:match|broadcast|compatible)|mismatch|cannot)|(?:not |in)compatible (?:shapes?|sizes?|dimensions?)"
+     rf"|Expected index \[\d+[^\]]*\] to be (?:smaller|no larger)|Attempted to load weight .{{0,60}}into|must match the existing size|split_with_sizes expects|shapes? {_SHAPE}.{{0,60}}(?:not (?:match|broadcast|compatible)|mismatch|cannot)|(?:not |in)compatible (?:shapes?|sizes?|dimensions?)"
      rf"|input batch_size \(\d+\) to match|shape\[0\] \(\d+\) (?:does not|must)|q\.shape\[0\].{{0,40}}(?:does not match|must|!=)|Mismatched .{{0,60}}(?:shape|size)"
      rf"|(?:shape|size|length|batch.?size|num_tokens|numel)s? (?:of .{{0,60}} )?(?:does not|doesn't|do not|don't|must|should) (?:match|be equal|equal)\b|invalid for input of size"
      rf"|exceeds dimension size|number of (?:tokens|rows|elements|sizes).{{0,60}}(?:does not match|doesn't match|must match|must be (?:equal|greater)|mismatch)"
@@ -212,7 +215,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|curl: \((?:18|52|56)\)|Premature (?:close|EOF)|unexpected EOF|stream ended (?:early|without)|connection closed before (?:the )?(?:message|response|stream) (?:was )?complete"),
     # --- the end of a crash
     ("segfault", "child-died", END, 0.85,
-     r"Fatal Python error|Segmentation fault|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|^Aborted\b|: Aborted\b|Aborted \(core|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
+     r"Fatal Python error|Segmentation fault|Speicherzugriffsfehler|Erreur de segmentation|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|^Aborted\b|: Aborted\b|Aborted \(core|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
     ("peer-gone", "child-died", END, 0.75,
      r"Connection closed by peer|connection reset by peer|remote process exited|Broken ?pipe|ncclRemoteError|Connection refused|NCCL error.*(?:remote|system error)|unhandled (?:system|cuda) error|EOFError|DistBackendError|ncclSystemError|ncclUnhandledCudaError|Socket closed"),
     ("sigquit", "child-died", END, 0.85,
@@ -226,6 +229,7 @@ RULES: tuple[Rule, ...] = _rules(
 NOTABLE: tuple[bytes, ...] = tuple(
     word.encode()
     for word in (
+        "speicher", "attempted", "ampere", "hopper", "blackwell",
         "rror", "xcept", "raceback", "fail", "leak", "assert", "memory", "oom", "kill", "fatal", "seg", "sig", "abort", "terminat",
         "time", "watchdog", "xid", "nvrm", "nvml", "lost", "bus", "stuck", "hang", "hung", "crash", "died", "dead", "clos",
         "reset", "refuse", "connect", "broken", "pipe", "cuda", "cublas", "cudnn", "match", "shape", "expect", "capacity",
@@ -254,8 +258,15 @@ BENIGN = re.compile(
     r"Ignore import error|^Receive: obj=|^Finish: obj=|Received request |^(?:\S+ )?(?:User|Future|Deprecation|Runtime|Resource|Syntax)Warning:|Config file not found at|Performance might be sub-optimal"
     r"|leaked (?:semaphore|shared_memory|semlock)|destroy_process_group\(\) was not called|Unexpected error when get_model_info|is deprecated|deprecation|import error|Failed to import|error_code=0|errors?[=:] ?0\b|0 errors|no errors?\b"
     r"|is not available, (?:using|fall)|[Ff]all(?:ing)? ?back to|will be ignored|ignored in:|Unrecognized keys|Some weights of|Special tokens|Setting .{0,60} to avoid|SIGQUIT handler|already performed, skipping|Truncating the input|\b(?:Skipping|Disabling|Dropping|Ignoring)\b|disabled (?:globally|because)|Waiting for \d+ seconds|(?:sgl|to) (?:avoid|prevent|reduce|mitigate) (?:\S+ ){0,3}(?:SIGSEGV|segfaults?|desync|OOM|out of memory|errors?|failures?|crash\w*|hangs?|timeouts?|deadlock)"
+    r"|^(?!.*(?:unexpected|\bdied\b|\bdead\b)).*\bexit(?:ed)?(?: with)?(?: (?:exit )?code)?[:=]? ?0\b(?!\.)"
     r"|NCCL INFO|\bin case of\b|[Ii]f you (?:see|get|encounter|hit)|watchdog .{0,40}initialized|torch_dtype|expandable_segments|Heartbeat|heartbeat (?:ok|received)|crash dump (?:is )?(?:enabled|folder)|crash_dump_folder|enabled? fault ?handler|retry succeeded|recovered|was retried"
     r"|[Cc]lient (?:has )?(?:disconnected|closed)|[Aa]bort(?:ed|ing)? (?:request|req)\b|Abort by client|is not an error|(?:loaded|using|registered|imported) .{0,60}(?:error|exception|fail)\w*[ _-]handl\w+|health check (?:passed|ok|succeeded)",
+)
+
+# What follows these words is a guess of the writer's, whatever it names.
+GUESSES = re.compile(
+    r"(?:some )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b",
+    re.IGNORECASE,
 )
 
 # What stops a server on purpose.

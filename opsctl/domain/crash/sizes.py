@@ -19,7 +19,8 @@ _PAIRS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("match", r"\((\d+)\) (?:does not|doesn't|must|should) (?:match|equal)\b[^()]*\((\d+)\)"),
         ("batch1/batch2", r"expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)"),
         ("split sizes", r"sum exactly to (\d+) .{0,80}split_sizes=\[(\d+)"),
-        ("narrow", r"start \((\d+)\) \+ length \(\d+\) exceeds dimension size \((\d+)\)"),
+        ("narrow", r"start \((\d+)\) \+ length \((\d+)\) exceeds dimension size \((\d+)\)"),
+        ("index/self", r"Expected index \[(\d+)[^\]]*\] to be (?:smaller|no larger) than self \[(\d+)"),
         ("length", r"(?:length|size|numel|len)\D{0,30}?(\d+) (?:does not|doesn't|must|!=|vs\.?|is not equal to)"
                    r"\D{0,60}?(\d+)"),
         ("assert", r"\b(\d+) (?:!=|<=|>=|==|<|>) (\d+)\b"),
@@ -37,6 +38,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("matmul", r"\((\d+x\d+) and (\d+x\d+)\)"),
         ("expected/got shape", rf"expected.{{0,60}}?{_LIST}.{{0,40}}?(?:got|but|found).{{0,30}}?{_LIST}"),
         ("resized", rf"had shape {_LIST}, which does not match the required output shape {_LIST}"),
+        ("weight", rf"load weight \(torch\.Size\({_LIST}\)\) into parameter \(torch\.Size\({_LIST}\)\)"),
         ("shape pair", rf"{_LIST} (?:vs\.?|!=|and) (?:torch\.Size\()?{_LIST}"),
     )
 )  # fmt: skip
@@ -66,7 +68,8 @@ def read_sizes(text: str) -> Sizes | None:
             return Sizes(name, a, b, shapes=(left, right))
     for name, pattern in _PAIRS:
         if (found := pattern.search(text)) is not None:
-            return Sizes(name, int(found[1]), int(found[2]))
+            *first, last = (int(part) for part in found.groups())
+            return Sizes(name, sum(first), last)  # a narrow's start and length reach to their sum
     return None
 
 

@@ -9,6 +9,12 @@ from typing import Any
 
 ACCEPTED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 """Finish reasons of an answer that ended well; anything else is a failure."""
+_STOP_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "tool_use": "tool_calls",
+}
 _STATUS = re.compile(r"^HTTP/\d(?:\.\d)? (\d{3})")
 _MUSH = re.compile(r"(.{1,8}?)\1{11,}", re.DOTALL)
 
@@ -57,6 +63,7 @@ class StreamJudge:
         error = event.get("error")
         if event.get("object") == "error" or (error and not event.get("choices")):
             self.error = json.dumps(error or event, ensure_ascii=False)[:200]
+        self._typed(event)
         if event.get("usage"):
             self.usage = True
         if isinstance(meta := event.get("meta_info"), dict):
@@ -67,6 +74,23 @@ class StreamJudge:
         for choice in choices if isinstance(choices, list) else []:
             if isinstance(choice, dict):
                 self._choice(choice)
+
+    def _typed(self, event: dict[str, Any]) -> None:
+        """Take an event of the routes whose events carry a type: /v1/messages and /v1/responses."""
+        kind = event.get("type")
+        delta = event.get("delta")
+        if isinstance(delta, dict) and isinstance(reason := delta.get("stop_reason"), str):
+            self._finished(_STOP_REASONS.get(reason, reason))
+        if kind == "response.completed":
+            self._finished("stop")
+        elif kind in ("response.incomplete", "response.failed"):
+            self._finished(str(kind))
+        if kind in ("message_stop", "response.completed"):
+            self.done = True
+        if isinstance(delta, str) or (isinstance(delta, dict) and "choices" not in event):
+            text = delta if isinstance(delta, str) else delta.get("text")
+            if isinstance(text, str) and len(self.text) < 4000:
+                self.text += text
 
     def _native(self, event: dict[str, Any], meta: dict[str, Any]) -> None:
         text = event.get("text")

@@ -24,6 +24,8 @@ _OWNERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Refused|Fault|Failure|Group)|Exception|Empty|StopIteration|Killed\w+)\b(?:: .*|:?$)"
 )
+DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:: .*|:?$)")
+"""An exception whose name does not say that it is one: triton.runtime.errors.OutOfResources."""
 FRAME = re.compile(r'File "([^"]+)", (?:line \d+, )?(?:in )?(?:line \d+ in )?([\w<>.]+)')
 STOPPING = re.compile(
     r"KeyboardInterrupt|SystemExit|CancelledError|BrokenPipe|ConnectionReset|EOFError|ZMQError"

@@ -58,3 +58,23 @@ TRACE = """\
 def test_message_of_the_scheduler_gets_its_category(category: str, message: str) -> None:
     """Wordings of PyTorch, NCCL, CUDA and SGLang, each as the last line of a scheduler's traceback."""
     assert diagnose(records_of(TRACE.format(message=message))).category == category
+
+
+FACTS: dict[str, dict[str, object]] = json.loads((SAMPLES / "facts.json").read_text())
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_sample_names_its_sizes_and_rank(name: str) -> None:
+    """Beyond the category: which sizes disagree, of how many requests and draft tokens, on which rank."""
+    found = diagnose_sample(name)
+    wanted = FACTS[name]
+
+    if "sizes" in wanted:
+        assert found.sizes is not None
+        assert [found.sizes.a, found.sizes.b] == wanted["sizes"]
+    if "requests" in wanted:
+        assert found.sizes is not None
+        assert found.sizes.requests == wanted["requests"]
+        assert found.sizes.draft_tokens == wanted["draft_tokens"]
+    if "rank" in wanted:
+        assert found.rank == wanted["rank"]
