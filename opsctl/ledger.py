@@ -190,6 +190,19 @@ class Ledger:
         limit: int | None = None,
     ) -> list[RunRow]:
         """Return runs, newest first; ``signature`` matches from its beginning."""
+        query = self._query(server=server, failed=failed, signature=signature, open_only=open_only)
+        query = query.order_by(tables.runs.c.started_s.desc(), tables.runs.c.id.desc()).limit(limit)
+        with self._guard(), self._engine.connect() as connection:
+            return [RunRow(*row) for row in connection.execute(query)]
+
+    @staticmethod
+    def _query(
+        *,
+        server: str | None = None,
+        failed: bool = False,
+        signature: str | None = None,
+        open_only: bool = False,
+    ) -> sa.Select[Any]:
         query = sa.select(*(tables.runs.c[name] for name in RunRow.__slots__))
         if server is not None:
             query = query.where(tables.runs.c.server == server)
@@ -201,9 +214,13 @@ class Ledger:
             query = query.where(tables.runs.c.signature.startswith(signature, autoescape=True))
         if open_only:
             query = query.where(tables.runs.c.outcome.is_(None))
-        query = query.order_by(tables.runs.c.started_s.desc(), tables.runs.c.id.desc()).limit(limit)
+        return query
+
+    def count(self, **wanted: Any) -> int:
+        """Return how many runs there are; the arguments are those of `runs`."""
+        query = sa.select(sa.func.count()).select_from(self._query(**wanted).subquery())
         with self._guard(), self._engine.connect() as connection:
-            return [RunRow(*row) for row in connection.execute(query)]
+            return int(connection.execute(query).scalar_one())
 
     def find(self, run: str) -> RunDetail:
         """Return one run by its id, by a part of it that fits one run only, or ``last``.
@@ -211,7 +228,10 @@ class Ledger:
         Raises:
             UsageError: there is no such run, or more than one.
         """
-        row = self._find_row(run)
+        return self.detail(self._find_row(run))
+
+    def detail(self, row: RunRow) -> RunDetail:
+        """Return everything about the run of a row."""
         with self._guard(), self._engine.connect() as connection:
             rest = connection.execute(
                 sa.select(tables.runs.c.inputs, tables.runs.c.facts, tables.runs.c.document).where(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from opsctl.output import Document
 
 if TYPE_CHECKING:
     from opsctl.domain.runs import RunDetail, RunRow
+    from opsctl.ledger import Ledger
 
 
 @command("history")
@@ -25,8 +27,21 @@ if TYPE_CHECKING:
     "-n", "limit", type=click.IntRange(1), default=50, show_default=True, help="Newest N."
 )
 @click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write them into one HTML file: servers, curves, signatures, steps, evidence.",
+)
 def history(
-    app: App, server: str | None, failed: bool, signature: str | None, limit: int, everything: bool
+    app: App,
+    server: str | None,
+    failed: bool,
+    signature: str | None,
+    limit: int,
+    everything: bool,
+    html_path: Path | None,
 ) -> int:
     """List runs, newest first.
 
@@ -34,6 +49,7 @@ def history(
     Examples:
       opsctl history glm5 --failed
       opsctl history --signature 3f2a --json
+      opsctl history -n 500 --html runs.html
     """
     from opsctl.ledger import Ledger
 
@@ -45,10 +61,47 @@ def history(
             signature=signature,
             limit=None if everything else limit,
         )
+        data: dict[str, Any] = {"runs": [asdict(row) for row in rows]}
+        if html_path is not None:
+            total = ledger.count(server=server, failed=failed, signature=signature)
+            question = words_of(server, failed, signature)
+            data["html"] = write_html(app, ledger, rows, total, question, html_path)
     finally:
         ledger.close()
-    document = Document("history", "done", data={"runs": [asdict(row) for row in rows]})
-    return emit(app, document, lambda: table(rows))
+    document = Document("history", "done", data=data)
+    return emit(app, document, lambda: table(rows) if html_path is None else data["html"])
+
+
+def words_of(server: str | None, failed: bool, signature: str | None) -> str:
+    """Return what was asked for, in words."""
+    words = [f"of {server}"] if server else []
+    words += ["that failed"] if failed else []
+    words += [f"with signature {signature}"] if signature else []
+    return " ".join(words)
+
+
+def write_html(
+    app: App, ledger: Ledger, rows: list[RunRow], total: int, question: str, path: Path
+) -> str:
+    """Write the page whole or not at all; return its path. Raises UsageError."""
+    from opsctl.errors import UsageError
+    from opsctl.report.content import make_content
+    from opsctl.report.gather import gather
+    from opsctl.report.page import history_page
+
+    runs = gather(ledger, app.state(), rows)
+    content = make_content(
+        runs, total=total, source=str(app.state()), at_s=time.time(), question=question
+    )
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(history_page(content), encoding="utf-8", errors="replace")
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", subject=str(path)
+        ) from error
+    return str(path)
 
 
 @command("show")

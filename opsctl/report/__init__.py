@@ -1,0 +1,1 @@
+"""The ledger as one HTML file that needs no network."""
