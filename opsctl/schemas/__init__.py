@@ -17,6 +17,7 @@ DATA: dict[str, str] = {
     "config-show/1": "site:config_show",
     "ct-check/1": "containers:check",
     "ct-exec/1": "containers:exec_",
+    "ct-fix-devices/1": "containers:fix_devices",
     "ct-reboot/1": "containers:change",
     "ct-rollback/1": "containers:rollback",
     "ct-shutdown/1": "containers:change",

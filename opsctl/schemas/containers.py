@@ -103,3 +103,16 @@ def check() -> Schema:
         }
     )
     return {**data, "outcomes": ["ok", "broken", "not-running"]}
+
+
+def fix_devices() -> Schema:
+    edit = record({"verb": TEXT, "old": maybe(TEXT), "new": maybe(TEXT), "why": TEXT})
+    data = record(
+        {
+            **BASE,
+            "path": say(TEXT, "The container's configuration on the node."),
+            "backup": say(maybe(TEXT), "Where the configuration is as it was."),
+            "edits": listing(edit),
+        }
+    )
+    return {**data, "outcomes": ["nothing-to-do", "planned", "changed"]}
