@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsctl.agent.client import RemoteAgent, start
 from opsctl.domain.machine import Machine, compare_machines
 from opsctl.errors import OpsctlError
-from opsctl.site import Host, Server, Site
 from opsctl.transport import open_transport
 from opsctl.transport.base import Transport
+
+if TYPE_CHECKING:
+    from opsctl.site import Host, Server, Site
+
+# what of a host's entry says how to reach it
+WAY = ("local", "ssh", "pct", "via", "become", "identity_file", "config_file", "known_hosts")
 
 
 def transport_entry(host: Host) -> dict[str, Any]:
     """Return a host of the site as the plain entry that ``open_transport`` takes."""
-    return host.model_dump(exclude_none=True, exclude={"proxmox"})
+    entry = {name: getattr(host, name) for name in (*WAY, "connect_timeout_s")}
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 class Hosts:
@@ -27,6 +34,7 @@ class Hosts:
         self.site = site
         self._transports: dict[str, Transport] = {}
         self._agents: dict[str, RemoteAgent] = {}
+        self._begun: dict[str, Future[RemoteAgent]] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -51,7 +59,8 @@ class Hosts:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
             if name not in self._agents:
-                self._agents[name] = start(transport)
+                begun = self._begun.pop(name, None)
+                self._agents[name] = begun.result() if begun else start(transport)
             return self._agents[name]
 
     def rename(self, old: str, new: str) -> None:
@@ -63,6 +72,39 @@ class Hosts:
                 self._transports[new] = self._transports.pop(old)
             if old in self._agents:
                 self._agents[new] = self._agents.pop(old)
+
+    def begin(
+        self, names: Iterable[str], then: Callable[[str, RemoteAgent], None] | None = None
+    ) -> None:
+        """Begin to start agents; ``agent`` waits for them, and raises their errors.
+
+        Returns once the hosts are at work, so that the caller's imports do not compete with the connecting.
+
+        Args:
+            names: their hosts.
+            then: called in the background with each agent that started.
+        """
+        begun = {name: Future[RemoteAgent]() for name in dict.fromkeys(names)}
+        sent = {name: threading.Event() for name in begun}
+        transports = {name: self.transport(name) for name in begun}
+        self._begun |= begun
+
+        def start_one(name: str) -> None:
+            try:
+                agent = start(transports[name], on_sent=sent[name].set)
+            except Exception as error:  # noqa: BLE001 - raised where the agent is asked for
+                begun[name].set_exception(error)
+                return
+            finally:
+                sent[name].set()
+            begun[name].set_result(agent)
+            if then is not None:
+                then(name, agent)
+
+        for name in begun:
+            threading.Thread(target=start_one, args=(name,), daemon=True, name="begin").start()
+        for event in sent.values():
+            event.wait()
 
     def warm(self, names: Iterable[str]) -> dict[str, OpsctlError]:
         """Start several agents at once, and return the errors of those that did not start."""
@@ -84,13 +126,21 @@ class Hosts:
         return errors
 
     def close(self) -> None:
-        """End all agents and close all transports."""
-        for agent in self._agents.values():
+        """End all agents and close all transports; one that still connects ends with this process."""
+        starting = {name for name, begun in self._begun.items() if not begun.done()}
+        unused = [begun.result() for begun in self._begun.values() if _has_result(begun)]
+        for agent in (*self._agents.values(), *unused):
             agent.close()
-        for transport in self._transports.values():
-            transport.close()
+        for name, transport in self._transports.items():
+            if name not in starting:
+                transport.close()
         self._agents.clear()
+        self._begun.clear()
         self._transports.clear()
+
+
+def _has_result(begun: Future[RemoteAgent]) -> bool:
+    return begun.done() and begun.exception() is None
 
 
 class ServerSession:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from opsctl.errors import ConfigError, UsageError
+from opsctl.errors import ConfigError
 from opsctl.secret import SecretRef, Strict
+from opsctl.site_lookup import SiteLookup, find_site_file
 from opsctl.site_proxmox import ProxmoxAccess
-from opsctl.yaml_lines import LocatedYaml, parse_yaml, read_yaml, validate
+from opsctl.yaml_lines import LocatedYaml, decode_yaml, parse_yaml, read_file, validate
 
 Levels = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 SECRET_NAME = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|credentials?)$")
@@ -210,7 +210,7 @@ class Defaults(Strict):
     on_failure: Literal["leave", "stop", "rollback"] | None = None
 
 
-class Site(Strict):
+class Site(SiteLookup, Strict):
     """Everything that opsctl knows before it looks."""
 
     hosts: dict[str, Host] = Field(default_factory=dict, description="How to reach each host.")
@@ -223,68 +223,27 @@ class Site(Strict):
     )
     _path: Path | None = PrivateAttr(None)
 
-    @property
-    def path(self) -> Path | None:
-        """The file it was read from; None without one."""
-        return self._path
-
-    @property
-    def patch_folder(self) -> Path | None:
-        """The folder of the site's own patches; None without one."""
-        if self.patches_dir is None:
-            return None
-        base = self._path.parent if self._path else Path()
-        return base / Path(self.patches_dir).expanduser()
-
-    def host(self, name: str) -> Host:
-        """Return a host entry. Raises UsageError with the nearest name."""
-        if name in self.hosts:
-            return self.hosts[name]
-        raise UsageError(f"there is no host '{name}'", next_step=self._near(name), subject=name)
-
-    def server(self, name: str) -> Server:
-        """Return a server entry. Raises UsageError with the nearest name."""
-        if name in self.servers:
-            return self.servers[name]
-        raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
-
-    def gpu_host_of(self, name: str) -> str:
-        """Return the name of the host that owns the GPUs of server ``name``."""
-        server = self.server(name)
-        return server.gpus.host or server.host
-
-    def _near(self, name: str) -> str:
-        import difflib
-
-        known = [*self.servers, *self.hosts]
-        near = difflib.get_close_matches(name, known, 1)
-        where = str(self._path) if self._path else "no site file was found"
-        if near:
-            return f"did you mean '{near[0]}'? ({where})"
-        return f"known: {', '.join(known) or 'none'} ({where})"
-
-
-def find_site_file(explicit: Path | None) -> Path | None:
-    """Return the site file to use: the named one, ./opsctl.yaml, or the user's; None without any."""
-    if explicit is not None:
-        return explicit
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    for path in (Path("opsctl.yaml"), config / "opsctl" / "opsctl.yaml"):
-        if path.is_file():
-            return path
-    return None
-
 
 def load_site(explicit: Path | None = None) -> Site:
     """Read the site file, or make the site of this machine where there is none.
+
+    Commands use ``site_cache.load_site``, which need not validate a file again.
 
     Raises:
         ConfigError: the file is wrong; every problem has its file and line.
     """
     path = find_site_file(explicit)
-    if path is None:
-        return Site(hosts={"here": Host(local=True)})
-    return _site_of(read_yaml(path), path)
+    return this_machine() if path is None else site_of(path, read_file(path))
+
+
+def this_machine() -> Site:
+    """Return the site without a site file."""
+    return Site(hosts={"here": Host(local=True)})
+
+
+def site_of(path: Path, content: bytes) -> Site:
+    """Return the site that the content of a file describes. Raises ConfigError as ``load_site`` does."""
+    return _site_of(decode_yaml(content, str(path)), path)
 
 
 def parse_site(text: str, path: Path) -> Site:

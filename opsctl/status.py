@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from opsctl.agent.read import read_details, read_gpus, read_host, read_leftovers, read_package
 from opsctl.domain.gpu import MemoryVerdict
@@ -15,8 +15,10 @@ from opsctl.errors import OpsctlError, TransportError
 from opsctl.facts import GpuReport, Host, Leftover, Package
 from opsctl.output import Finding
 from opsctl.session import Hosts, ServerSession
-from opsctl.site import Site
 from opsctl.steps.picture import Picture, take_picture
+
+if TYPE_CHECKING:
+    from opsctl.site import Site
 
 T = TypeVar("T")
 COMMAND_TIMEOUT_S = 20.0

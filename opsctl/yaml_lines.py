@@ -37,19 +37,30 @@ def read_yaml(path: Path) -> LocatedYaml:
     Raises:
         ConfigError: it cannot be read, is not YAML, holds a tab, a duplicate key, or is not UTF-8.
     """
+    return decode_yaml(read_file(path), str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file's content. Raises ConfigError when it cannot be read."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path}: no such file",
             next_step="name another with --site, or make one with `opsctl config example`",
             subject=str(path),
         ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 (byte {error.start})", subject=str(path)) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", subject=str(path)) from error
-    return parse_yaml(text, str(path))
+
+
+def decode_yaml(content: bytes, path: str) -> LocatedYaml:
+    """Parse the content of a YAML file. Raises ConfigError as `read_yaml` does."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start})", subject=path) from error
+    return parse_yaml(text, path)
 
 
 def parse_yaml(text: str, path: str) -> LocatedYaml:

@@ -87,13 +87,18 @@ def start(
     silence_s: float = SILENCE_S,
     ping_s: float = PING_S,
     start_timeout_s: float = START_TIMEOUT_S,
+    on_sent: Callable[[], None] = lambda: None,
 ) -> RemoteAgent:
-    """Start an agent that the caller closes; see ``connect``."""
+    """Start an agent that the caller closes; see ``connect``.
+
+    ``on_sent`` is called once its source is out: what follows is the host's work.
+    """
     marker = "opsctl-agent-" + secrets.token_hex(16)
     channel = transport.open(boot.argv(marker, silence_s, interpreter))
     try:
         try:
             write_source(channel)
+            on_sent()
             rest = read_marker(channel, marker, start_timeout_s)
         except OpsctlError as error:
             raise explain_start(transport, channel, error) from error

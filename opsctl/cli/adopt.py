@@ -94,7 +94,7 @@ def adopt(
 def read_site_file(explicit: Path | None) -> tuple[Path, bytes | None, str]:
     """Return the site file to write to, what it holds (None: it is not there), and its text."""
     from opsctl.errors import ConfigError
-    from opsctl.site import find_site_file
+    from opsctl.site_lookup import find_site_file
 
     path = find_site_file(explicit) or Path("opsctl.yaml")
     try:

@@ -46,7 +46,7 @@ def exec_(
     """
     from opsctl.containers import container_transport, find_place
     from opsctl.session import open_hosts
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     place = find_place(site, target, node)

@@ -128,7 +128,7 @@ def open_target(app: App, word: str, node: str | None) -> Iterator[Target]:
     from opsctl.cli.talk import Talk
     from opsctl.containers import find_place, open_container
     from opsctl.session import open_hosts
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     place = find_place(site, word, node)

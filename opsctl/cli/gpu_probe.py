@@ -33,7 +33,7 @@ def probe(app: App, server: str, timeout: float) -> int:
     from opsctl.cli.gpu_target import open_target
     from opsctl.domain.gpu_compute import compute_findings, exit_code_of
     from opsctl.session import open_session
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
     from opsctl.steps.gpu_compute import ComputeProbe
 
     site = load_site(app.site_path)

@@ -55,7 +55,7 @@ class Target:
 def open_target(app: App, name: str, expect: int | None = None) -> Iterator[Target]:
     """Read the GPUs of a server or a host of the site."""
     from opsctl.session import open_hosts
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     with open_hosts(site) as hosts:

@@ -34,7 +34,7 @@ def logs(app: App, server: str, run: str | None, rank: int | None, lines: int) -
       opsctl logs glm5 --run 3f2a --rank 3
     """
     from opsctl.session import open_session
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     site.server(server)

@@ -74,7 +74,8 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
     """Read site and library, and connect to the server's host for as long as the block runs."""
     from opsctl.agent.client import connect
     from opsctl.patch_library import find_patch, load_library
-    from opsctl.site import load_site
+    from opsctl.session import transport_entry
+    from opsctl.site_cache import load_site
     from opsctl.steps.patch import target_of
     from opsctl.transport import open_transport
 
@@ -92,7 +93,7 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
         find_patch(library, one)
 
     def host(name: str) -> Mapping[str, Any]:
-        return site.hosts[name].model_dump(exclude_none=True)
+        return transport_entry(site.hosts[name])
 
     transport = open_transport(host(entry.host), host)
     try:

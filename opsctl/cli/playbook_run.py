@@ -53,7 +53,7 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
     from opsctl.plan import build
     from opsctl.playbook import find, load
     from opsctl.session import open_session
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     site.server(order.server)

@@ -130,7 +130,7 @@ class Flow:
             options = self._options(endpoint, api or self.given["api"])
         else:
             from opsctl.session import ServerSession, open_hosts
-            from opsctl.site import load_site
+            from opsctl.site_cache import load_site
             from opsctl.smoke.target import open_target
 
             site = load_site(self.app.site_path)
@@ -180,7 +180,7 @@ class Flow:
 
     def _run_server(self, name: str, stack: ExitStack) -> SmokeReport:
         from opsctl.session import ServerSession, open_hosts
-        from opsctl.site import load_site
+        from opsctl.site_cache import load_site
         from opsctl.smoke.target import open_target
 
         if self.own["log_path"] is not None:

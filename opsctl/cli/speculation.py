@@ -36,7 +36,7 @@ def explain(app: App, server: str, folder: Path | None) -> int:
     """
     from opsctl.cli.patch import open_work
     from opsctl.domain.speculation import Means, resolve
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     entry = load_site(app.site_path).servers.get(server)
     with open_work(app, server, (), folder) as work:

@@ -34,7 +34,7 @@ def status(app: App, target: str | None, watch: bool, every: float) -> int:
       opsctl status gpu1 --json  one host, for a script
     """
     from opsctl.session import open_hosts
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     site = load_site(app.site_path)
     with open_hosts(site) as hosts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +15,7 @@ from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from opsctl.agent.client import RemoteAgent
     from opsctl.session import ServerSession
     from opsctl.steps.base import StepContext, StepResult
     from opsctl.steps.stop import StopServer
@@ -108,47 +107,37 @@ def _run(
     app: App, name: str, options: dict[str, Any], verb: str, timeout_s: float | None, sweep: bool
 ) -> int:
     from opsctl.session import open_session
-    from opsctl.site import load_site
+    from opsctl.site_cache import load_site
 
     begun = time.monotonic()
     site = load_site(app.site_path)
     site.server(name)
     with open_session(site, name) as session:
-        started = _start_agents(session)
+        _begin_agents(session)
         from opsctl.steps.stop import StopServer  # loaded while the hosts are connected
 
         step = StopServer(**options)
         ctx = context_of(app, session, verb)
-        for error in started().values():
-            raise error
+        for host in session.host_names():
+            session.hosts.agent(host)
         if app.dry_run:
             return _dry_run(app, ctx, step, verb, sweep)
         record = StopRecord(app.state(), ctx.run_id, verb, name, ctx.who)
         return _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
 
 
-def _start_agents(session: ServerSession) -> Callable[[], dict[str, OpsctlError]]:
-    """Start all agents in the background, and NVML with them; the function returned waits for the agents."""
-    errors: dict[str, OpsctlError] = {}
+def _begin_agents(session: ServerSession) -> None:
+    """Start all agents in the background, and NVML as soon as there is one to ask."""
 
-    def wake_nvml() -> None:
+    def wake_nvml(host: str, agent: RemoteAgent) -> None:
+        if host != session.gpu_owner:
+            return
         try:
-            session.gpu_agent.call("gpu.read", {"xids": False}, timeout_s=20.0)
+            agent.call("gpu.read", {"xids": False}, timeout_s=20.0)
         except OpsctlError:
             pass  # whoever needs the answer asks again, and reports it
 
-    def start() -> None:
-        errors.update(session.hosts.warm(session.host_names()))
-
-    starting = threading.Thread(target=start, daemon=True, name="start-agents")
-    starting.start()
-    threading.Thread(target=wake_nvml, daemon=True, name="wake-nvml").start()
-
-    def wait() -> dict[str, OpsctlError]:
-        starting.join()
-        return errors
-
-    return wait
+    session.hosts.begin(session.host_names(), then=wake_nvml)
 
 
 def context_of(app: App, session: ServerSession, verb: str) -> StepContext:
@@ -210,7 +199,8 @@ def _stop(
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
     record.begin()
     try:
-        stopped = step.run(ctx)
+        stopped = replace(step, meanwhile=record.open).run(ctx)
+        record.open()
         with ThreadPoolExecutor(1) as beside:
             sweeping = beside.submit(Sweep(remove=sweep).run, ctx)
             memory = ProveGpuMemory(timeout_s).run(ctx)

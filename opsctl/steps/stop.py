@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,13 +40,14 @@ class StopServer:
     """End every process of the server, and nothing else.
 
     ``grace_s`` is the time between TERM and KILL and ``drain_s`` the time that running requests get
-    before (None: the site's); ``hard`` begins with KILL.
+    before (None: the site's); ``hard`` begins with KILL. ``meanwhile`` is called while the server ends.
     """
 
     grace_s: float | None = None
     drain_s: float | None = None
     hard: bool = False
     evict: tuple[int, ...] = ()
+    meanwhile: Callable[[], None] = lambda: None
     name = "stop"
     effect = Effect.DESTROY
     half_done = "some of the server's processes may have ended; `opsctl stop` again looks first"
@@ -120,6 +121,7 @@ class StopServer:
             boot_id=picture.boot_id,
             grace_s=self._grace_s(ctx),
             say=ctx.reporter.say,
+            meanwhile=self.meanwhile,
         )
 
     def _carry_out(self, stopping: Stopping) -> Timing:

@@ -1,18 +1,31 @@
-"""fabric and paramiko without unittest.mock and asyncio, which only a class for tests needs."""
+"""fabric and paramiko without what they load and a connection does not use."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
+from typing import Any
 
-if "unittest.mock" in sys.modules:
+
+def _yaml_on_use(name: str) -> Any:
+    """Load invoke's YAML when something of it is asked for: where fabric has a configuration file."""
+    del sys.modules["invoke.vendor.yaml"]
+    return getattr(importlib.import_module("invoke.vendor.yaml"), name)
+
+
+if "unittest.mock" in sys.modules or "invoke" in sys.modules:
     import fabric
     import paramiko
 else:
-    # invoke.context (2.2) imports Mock for its MockContext; nothing else of it is used in a process like ours
-    stand_in = types.ModuleType("unittest.mock")
-    stand_in.Mock = object  # type: ignore[attr-defined]
-    sys.modules["unittest.mock"] = stand_in
+    # invoke.context (2.2) imports Mock for its MockContext, which is for tests; that loads asyncio
+    mock = types.ModuleType("unittest.mock")
+    mock.Mock = object  # type: ignore[attr-defined]
+    sys.modules["unittest.mock"] = mock
+    # two copies of PyYAML, for invoke's own configuration files
+    yaml = types.ModuleType("invoke.vendor.yaml")
+    yaml.__getattr__ = _yaml_on_use  # type: ignore[method-assign]
+    sys.modules["invoke.vendor.yaml"] = yaml
     try:
         import fabric
         import paramiko  # imports invoke, too

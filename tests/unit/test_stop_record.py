@@ -40,6 +40,21 @@ def test_the_intent_is_there_before_the_first_signal(tmp_path: Path) -> None:
     assert [path.name for path in seen[0]] == ["r1.json"]
 
 
+def test_the_ledger_is_not_loaded_before_it_is_wanted(tmp_path: Path) -> None:
+    """Loading it takes the interpreter for 0.15 s, in which no signal would be sent."""
+    one = record(tmp_path, "r1")
+    one.begin()
+    assert [path.name for path in tmp_path.iterdir()] == [FOLDER]
+    assert one._opening is None
+
+    one.open()
+    one.open()  # as often as the stop has to wait
+    one.end(Document("stop", "stopped"))
+    ledger = Ledger.open(tmp_path)
+    assert ledger.find("r1").run.outcome == "done"
+    ledger.close()
+
+
 def test_a_stop_that_was_cut_is_known_after_the_next_one(tmp_path: Path) -> None:
     """opsctl was killed after its intent: the next stop hands it to the ledger, without an outcome."""
     folder = tmp_path / FOLDER

@@ -1,0 +1,73 @@
+"""Finding the site file, and finding hosts and servers in a site by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opsctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from opsctl.site import Host, Server
+
+
+class SiteLookup:
+    """What one asks a site, however it was read."""
+
+    if TYPE_CHECKING:
+        hosts: dict[str, Host]
+        servers: dict[str, Server]
+        patches_dir: str | None
+        _path: Path | None
+
+    @property
+    def path(self) -> Path | None:
+        """The file it was read from; None without one."""
+        return self._path
+
+    @property
+    def patch_folder(self) -> Path | None:
+        """The folder of the site's own patches; None without one."""
+        if self.patches_dir is None:
+            return None
+        base = self._path.parent if self._path else Path()
+        return base / Path(self.patches_dir).expanduser()
+
+    def host(self, name: str) -> Host:
+        """Return a host entry. Raises UsageError with the nearest name."""
+        if name in self.hosts:
+            return self.hosts[name]
+        raise UsageError(f"there is no host '{name}'", next_step=self._near(name), subject=name)
+
+    def server(self, name: str) -> Server:
+        """Return a server entry. Raises UsageError with the nearest name."""
+        if name in self.servers:
+            return self.servers[name]
+        raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
+
+    def gpu_host_of(self, name: str) -> str:
+        """Return the name of the host that owns the GPUs of server ``name``."""
+        server = self.server(name)
+        return server.gpus.host or server.host
+
+    def _near(self, name: str) -> str:
+        import difflib
+
+        known = [*self.servers, *self.hosts]
+        near = difflib.get_close_matches(name, known, 1)
+        where = str(self._path) if self._path else "no site file was found"
+        if near:
+            return f"did you mean '{near[0]}'? ({where})"
+        return f"known: {', '.join(known) or 'none'} ({where})"
+
+
+def find_site_file(explicit: Path | None) -> Path | None:
+    """Return the site file to use: the named one, ./opsctl.yaml, or the user's; None without any."""
+    if explicit is not None:
+        return explicit
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for path in (Path("opsctl.yaml"), config / "opsctl" / "opsctl.yaml"):
+        if path.is_file():
+            return path
+    return None
