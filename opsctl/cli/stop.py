@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -186,6 +185,7 @@ def _stop(
 ) -> int:
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
+    from opsctl.steps.stop import MEANWHILE_KEY
     from opsctl.steps.sweep import Sweep
 
     with ThreadPoolExecutor(1) as beside:  # the picture is read while the lock is taken
@@ -199,7 +199,8 @@ def _stop(
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
     record.begin()
     try:
-        stopped = replace(step, meanwhile=record.open).run(ctx)
+        ctx.live[MEANWHILE_KEY] = record.open
+        stopped = step.run(ctx)
         record.open()
         with ThreadPoolExecutor(1) as beside:
             sweeping = beside.submit(Sweep(remove=sweep).run, ctx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,9 +26,12 @@ from opsctl.steps.stopping import Stopping, Timing
 from opsctl.steps.watching import MemoryPoll
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opsctl.agent.client import Agent
 
 PLAN_KEY = "stop-plan"
+MEANWHILE_KEY = "meanwhile"  # what the caller does once the first signal is out, and not before
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
 GLANCE_S = 1.0  # how long memory is looked at when a process is still there
 MAX_ROUNDS = 3
@@ -40,14 +43,13 @@ class StopServer:
     """End every process of the server, and nothing else.
 
     ``grace_s`` is the time between TERM and KILL and ``drain_s`` the time that running requests get
-    before (None: the site's); ``hard`` begins with KILL. ``meanwhile`` is called while the server ends.
+    before (None: the site's); ``hard`` begins with KILL.
     """
 
     grace_s: float | None = None
     drain_s: float | None = None
     hard: bool = False
     evict: tuple[int, ...] = ()
-    meanwhile: Callable[[], None] = lambda: None
     name = "stop"
     effect = Effect.DESTROY
     half_done = "some of the server's processes may have ended; `opsctl stop` again looks first"
@@ -121,7 +123,7 @@ class StopServer:
             boot_id=picture.boot_id,
             grace_s=self._grace_s(ctx),
             say=ctx.reporter.say,
-            meanwhile=self.meanwhile,
+            meanwhile=cast("Callable[[], None]", ctx.live.get(MEANWHILE_KEY, _nothing)),
         )
 
     def _carry_out(self, stopping: Stopping) -> Timing:
@@ -191,6 +193,10 @@ class StopServer:
             data=data,
             exit_code=20 if failed else 0,
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def without_doubts(picture: Picture) -> Picture:
