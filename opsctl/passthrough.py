@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opsctl.domain.passthrough import DeviceNode, InsideFacts, NodeFacts
+from opsctl.domain.passthrough import (
+    CtConfig,
+    DeviceNode,
+    InsideFacts,
+    Judged,
+    NodeFacts,
+    judge_passthrough,
+    parse_config,
+)
 from opsctl.errors import CouldNotTell
 from opsctl.transport.base import Transport
+
+if TYPE_CHECKING:
+    from opsctl.containers import Place
+    from opsctl.proxmox_container import Container
+    from opsctl.session import Hosts
 
 _DEVICES = (
     'for f in /dev/nvidia*; do [ -e "$f" ] && stat -L -c "%n|%F|%t|%T|%a" "$f"; done; echo ==; '
@@ -23,6 +38,33 @@ INSIDE_SCRIPT = (
 )
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _LIBRARY = re.compile(r"lib(?:nvidia-ml|cuda)\.so\.(\d+(?:\.\d+)+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One container's passthrough in its three views, and the verdict; ``inside`` None: it does not run."""
+
+    status: str
+    config: CtConfig
+    node: NodeFacts
+    inside: InsideFacts | None
+    judged: Judged
+
+
+def examine(hosts: Hosts, place: Place, container: Container) -> Examined:
+    """Look at node, configuration and inside, and judge.
+
+    Raises:
+        PveError, TransportError, CouldNotTell: one of the views could not be had.
+    """
+    from opsctl.containers import container_transport
+
+    status = str(container.status().get("status"))
+    config = parse_config(container.config())
+    node = read_node(hosts.transport(place.node_host))
+    inside = read_inside(container_transport(hosts, place)) if status == "running" else None
+    judged = judge_passthrough(place.vmid, node, config, inside)
+    return Examined(status, config, node, inside, judged)
 
 
 def read_node(transport: Transport) -> NodeFacts:

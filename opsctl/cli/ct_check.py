@@ -9,7 +9,7 @@ from opsctl.cli.ct_target import Target, open_target, target_options
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
-    from opsctl.domain.passthrough import CtConfig, InsideFacts, Judged, NodeFacts
+    from opsctl.passthrough import Examined
 
 
 @command("check")
@@ -25,38 +25,24 @@ def check(app: App, target: str, node: str | None) -> int:
     Exit codes: 0 as it must be (doubts are told); 20 something keeps a GPU from working;
     21 the container does not run, so its inside could not be looked at.
     """
-    from opsctl.containers import container_transport
-    from opsctl.domain.passthrough import judge_passthrough, parse_config
-    from opsctl.passthrough import read_inside, read_node
+    from opsctl.passthrough import examine
 
     with open_target(app, target, node) as found:
-        status = found.container.status()
-        config = parse_config(found.container.config())
-        facts = read_node(found.hosts.transport(found.place.node_host))
-        running = status.get("status") == "running"
-        inside = read_inside(container_transport(found.hosts, found.place)) if running else None
-        judged = judge_passthrough(found.place.vmid, facts, config, inside)
-        findings = [*judged.broken, *judged.doubts]
-        outcome, code = ("broken", 20) if judged.broken else ("ok", 0)
-        if not running:
-            text = (
-                f"it is {status.get('status')}: only the node and the configuration were looked at"
-            )
+        seen = examine(found.hosts, found.place, found.container)
+        findings = [*seen.judged.broken, *seen.judged.doubts]
+        outcome, code = ("broken", 20) if seen.judged.broken else ("ok", 0)
+        if seen.inside is None:
+            text = f"it is {seen.status}: only the node and the configuration were looked at"
             step = f"opsctl ct start {target}, then check again"
             findings.append(Finding("container-stopped", str(found.place.vmid), text, step))
-            outcome, code = ("broken", 20) if judged.broken else ("not-running", 21)
-        data = _data(found, facts, config, inside, judged)
+            outcome, code = ("broken", 20) if seen.judged.broken else ("not-running", 21)
+        data = _data(found, seen)
         document = Document("ct check", outcome, code, findings=findings, data=data)
         return emit(app, document, lambda: "\n".join(_lines(found, data, outcome)))
 
 
-def _data(
-    found: Target,
-    node: NodeFacts,
-    config: CtConfig,
-    inside: InsideFacts | None,
-    judged: Judged,
-) -> dict[str, Any]:
+def _data(found: Target, seen: Examined) -> dict[str, Any]:
+    node, config, inside, judged = seen.node, seen.config, seen.inside, seen.judged
     return {
         **found.base_data(),
         "devices": [

@@ -24,6 +24,7 @@ from opsctl.steps.launch_plan import (
     server_argv,
     survey_environment,
 )
+from opsctl.steps.passthrough import look_at_passthrough
 
 PROGRAMS = ("ninja", "nvcc", "gcc")
 PARSER_TIMEOUT_S = 120.0  # building SGLang's parser took 5.5 s on two calm cores
@@ -47,12 +48,14 @@ class Preflight:
 
     def run(self, ctx: StepContext) -> StepResult:
         ask_parser = self.check_arguments and ctx.server.python is not None
-        with ThreadPoolExecutor(max_workers=3) as pool:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            passing = pool.submit(look_at_passthrough, ctx)
             surveying = pool.submit(survey, ctx)
             reading = pool.submit(read_gpus, ctx.session.gpu_agent)
             parsing = pool.submit(parse_arguments, ctx) if ask_parser else None
             surveyed, report = surveying.result(), reading.result()
             parser = parsing.result() if parsing else None
+            passthrough = passing.result()
         wish = resolve_speculation(ctx, (surveyed["interpreter"] or {}).get("package_version"))
         known_flags = (parser or {}).get("flags") or ()
         plan = make_launch_plan(
@@ -64,7 +67,11 @@ class Preflight:
         )
         verdict = judge(ctx, plan, surveyed, parser, report)
         problems = (*verdict.problems, *speculation_problems(ctx, wish, known_flags))
-        verdict = Verdict(problems, verdict.unsure, verdict.warnings)
+        verdict = Verdict(
+            (*problems, *passthrough.problems),
+            verdict.unsure,
+            (*verdict.warnings, *passthrough.warnings),
+        )
         return result_of(verdict, plan, surveyed, wish)
 
 
