@@ -36,16 +36,23 @@ RECOVERY_ACTIONS = (
     "system-reboot",
 )
 THERMAL = N.nvmlClocksEventReasonSwThermalSlowdown | N.nvmlClocksEventReasonHwThermalSlowdown
+P2P_READ = 0  # nvml.h; in nvidia-ml-py (13.580) the constant is a tuple by mistake
 UNKNOWN_VALUE = (1 << 64) - 1
 handles: dict[str, Any] = {}  # by UUID; dropped as soon as one call fails
 started = False
 
 
 def main(receive: Callable[[], Any], reply: Callable[[Any], None]) -> None:
-    """Answer ``("read",)`` and ``("memory", uuids)`` until the end of stdin."""
+    """Answer ``("read",)``, ``("links",)`` and ``("memory", uuids)`` until the end of stdin."""
     while True:
         operation, *arguments = receive()
-        reply(read() if operation == "read" else memory(*arguments))
+        reply(
+            memory(*arguments)
+            if operation == "memory"
+            else links()
+            if operation == "links"
+            else read()
+        )
 
 
 def read() -> dict[str, Any]:
@@ -65,6 +72,36 @@ def read() -> dict[str, Any]:
     cuda = attempt(N.nvmlSystemGetCudaDriverVersion_v2)
     found["cuda_version"] = None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
     found["gpus"] = [read_gpu(index) for index in range(count)]
+    return found
+
+
+def links() -> dict[str, Any]:
+    """Return each GPU's persistence mode, and for each pair whether one may read the other's memory.
+
+    ``peers``: (UUID, UUID, status): 0 is ok, the others are NVML's nvmlGpuP2PStatus_t; None: not told.
+    """
+    problem = start()
+    if problem is not None:
+        return problem
+    found = report("ok", None)
+    named = {}
+    for index in range(attempt(N.nvmlDeviceGetCount) or 0):
+        handle = attempt(N.nvmlDeviceGetHandleByIndex, index)
+        uuid = None if handle is None else attempt(N.nvmlDeviceGetUUID, handle)
+        if uuid is not None:
+            named[uuid] = handle
+    found["persistence"] = {
+        uuid: attempt(N.nvmlDeviceGetPersistenceMode, handle) for uuid, handle in named.items()
+    }
+    found["peers"] = [
+        (
+            one,
+            other,
+            attempt(N.nvmlDeviceGetP2PStatus, named[one], named[other], P2P_READ),
+        )
+        for number, one in enumerate(named)
+        for other in list(named)[number + 1 :]
+    ]
     return found
 
 

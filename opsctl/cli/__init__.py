@@ -21,6 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "opsctl.cli.init:init",
         "Make a site file from what runs on this machine or on a host.",
     ),
+    "doctor": (
+        "opsctl.cli.doctor:doctor",
+        "Check every precondition of hosts and servers; say how to mend it.",
+    ),
     "restart": ("opsctl.cli.restart:restart", "Stop, patch, launch and prove a server."),
     "launch": ("opsctl.cli.launch:launch", "Launch a server that does not run, and prove it."),
     "run": ("opsctl.cli.run_command:run", "Run a playbook."),

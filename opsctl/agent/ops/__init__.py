@@ -9,6 +9,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "compute": (),
     "ctconf": (),
     "details": ("procfs", "sockets"),
+    "doctor": ("preflight", "procfs"),
     "evidence": ("procfs",),
     "gpu": ("nvml_child", "procfs"),
     "host": ("procfs",),

@@ -43,6 +43,17 @@ def read(request: dict[str, Any], context: Context) -> dict[str, Any]:
     }
 
 
+def links(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return ``persistence`` by UUID and ``peers`` by pair; ``state`` and ``detail`` as in ``read``."""
+    found = nvml_child.ask(context, ("links",), request.get("timeout_s", READ_TIMEOUT_S))
+    return {
+        "state": found["state"],
+        "detail": found["detail"],
+        "persistence": found.get("persistence", {}),
+        "peers": found.get("peers", []),
+    }
+
+
 def module_version(data: bytes | None) -> str | None:
     """Return the version in /proc/driver/nvidia/version: the first word of digits and dots."""
     first = (data or b"").partition(b"\n")[0]
@@ -164,4 +175,4 @@ def is_free(gpu: dict[str, Any], limit_bytes: int) -> bool:
     return gpu["used_bytes"] <= limit_bytes and not holders
 
 
-OPERATIONS = {"read": read, "poll": poll}
+OPERATIONS = {"read": read, "links": links, "poll": poll}

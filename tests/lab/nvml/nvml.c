@@ -251,6 +251,14 @@ NUMBER_OF(nvmlDeviceGetEnforcedPowerLimit, u32, 600000)
 NUMBER_OF(nvmlDeviceGetMaxMigDeviceCount, u32, LAB_MIG * 2)
 NUMBER_OF(nvmlDeviceIsMigDeviceHandle, u32, gpu->parent != NULL)
 
+API int nvmlDeviceGetP2PStatus(device gpu, device other, u32 index, u32 *status)
+{
+    (void)index;
+    BEGIN(gpu, HANG_NONE)
+    *status = other->parent == NULL ? 0 : 6;
+    return NVML_OK;
+}
+
 API int nvmlDeviceGetCudaComputeCapability(device gpu, int *major, int *minor)
 {
     BEGIN(gpu, HANG_NONE)
