@@ -300,8 +300,9 @@ def _peers(peers: Sequence[Sequence[Any]]) -> Check:
 
 
 def judge_left(leftovers: Sequence[Leftover]) -> Check:
-    """Judge what dead servers left behind; what lives is no leftover."""
-    dead = [one.leftover for one in judge_leftovers(leftovers) if one.removes]
+    """Judge what dead servers left behind; what lives is none, nor a free lock file of opsctl's own."""
+    judged = [one for one in judge_leftovers(leftovers) if one.removes]
+    dead = [one.leftover for one in judged if one.leftover.kind != "lock-file"]
     if not dead:
         return Check("leftovers", State.OK, "nothing of a dead server")
     size = sum(one.size_bytes or 0 for one in dead)

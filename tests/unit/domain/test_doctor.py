@@ -149,6 +149,7 @@ def test_only_what_is_dead_is_left_over() -> None:
     dead = Leftover("shm", "/dev/shm/sgl_shm_1_2", 3 << 20, 7, False)
 
     assert doctor.judge_left([replace(dead, owner_alive=True)]).state is State.OK
+    assert doctor.judge_left([replace(dead, kind="lock-file")]).state is State.OK
     found = doctor.judge_left([dead])
     assert (found.state, "/dev/shm/sgl_shm_1_2" in found.text) == (State.WARN, True)
 
