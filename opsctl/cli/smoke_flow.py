@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from opsctl.cli.app import App
 from opsctl.cli.smoke_options import build_options, endpoint_of, take_server_settings
 from opsctl.cli.smoke_record import load_run, record_smoke
+from opsctl.cli.talk import can_redraw
 from opsctl.domain.report import LevelReport
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
@@ -252,7 +253,7 @@ class Flow:
         return report
 
     def _view(self) -> Any:
-        if sys.stderr.isatty() and not self.app.as_json:
+        if can_redraw() and not self.app.as_json:
             from opsctl.smoke.live import LiveView
 
             return LiveView()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -12,12 +13,17 @@ import click
 EVERY_S = 15.0  # without a terminal, progress is a line now and then
 
 
+def can_redraw() -> bool:
+    """Say whether stderr is a terminal whose lines can be drawn again."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 class Talk:
     """Reporter on stderr: live on a terminal, sparse in a pipe, silent when quiet."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._on_terminal = sys.stderr.isatty()
+        self._on_terminal = can_redraw()
         self._shown = False
         self._next = time.monotonic() + EVERY_S
         self._guard = threading.Lock()

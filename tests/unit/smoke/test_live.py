@@ -33,7 +33,7 @@ def events() -> list[tuple[str, dict[str, object]]]:
 def test_live_view_shows_progress_and_verdicts() -> None:
     """On a terminal: the level in hand with its counts, then its outcome in the table."""
     out = io.StringIO()
-    view = LiveView(Console(file=out, force_terminal=True, width=100))
+    view = LiveView(Console(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm"}))
 
     for kind, payload in events():
         view._drawn_s = 0.0
