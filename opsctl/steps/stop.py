@@ -10,6 +10,7 @@ from opsctl.domain.process import Judged, ProcessClass, Selection, masked
 from opsctl.domain.protection import unit_of
 from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
 from opsctl.domain.stop_words import plan_lines
+from opsctl.errors import SafetyRefusal
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.draining import drain
@@ -34,6 +35,7 @@ PLAN_KEY = "stop-plan"
 MEANWHILE_KEY = "meanwhile"  # what the caller does once the first signal is out, and not before
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
 GLANCE_S = 1.0  # how long memory is looked at when a process is still there
+SETTLE_S = 1.0  # workers of a neighbour that ends outlive its main process for a moment
 MAX_ROUNDS = 3
 REBOOT = "a process in D state waits inside the kernel: no signal ends it; a reboot is needed"
 
@@ -58,9 +60,8 @@ class StopServer:
         return "stop the server's processes by identity"
 
     def preview(self, ctx: StepContext) -> list[str]:
-        picture = picture_of(ctx)
+        picture, plan = self._settled(ctx, picture_of(ctx))
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
-        plan = self._plan(ctx, picture)
         ctx.live[PLAN_KEY] = plan
         return plan_lines(plan, kills=self.hard, grace_s=self._grace_s(ctx))
 
@@ -75,8 +76,7 @@ class StopServer:
 
     def run(self, ctx: StepContext) -> StepResult:
         drained = self._drain(ctx)
-        picture = self._fresh_picture(ctx)
-        plan = self._plan(ctx, picture)
+        picture, plan = self._settled(ctx, self._fresh_picture(ctx))
         rows: dict[int, tuple[Judged, Outcome]] = {}
         findings = [*drained, *plan.findings]
         timing = Timing(None, None)
@@ -105,6 +105,17 @@ class StopServer:
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
         ctx.live[LAST_EXIT_KEY] = timing.last_heard_s
         return self._result(picture.selection, rows, findings, timing, came_back)
+
+    def _settled(self, ctx: StepContext, picture: Picture) -> tuple[Picture, StopPlan]:
+        """Plan; where a process cannot be attributed, look once more: a neighbour may be just ending."""
+        try:
+            return picture, self._plan(ctx, picture)
+        except SafetyRefusal as refusal:
+            if refusal.code != "ambiguous":
+                raise
+            ctx.clock.sleep(SETTLE_S)
+            again = picture_of(ctx)
+            return again, self._plan(ctx, again)
 
     def _plan(
         self, ctx: StepContext, picture: Picture, evict: Iterable[int] | None = None

@@ -251,6 +251,32 @@ def test_orphans_without_their_root_are_refused_without_proof(port: int, tmp_pat
         assert not any(is_alive(worker) for worker in workers)
 
 
+@pytest.mark.orphans
+def test_orphans_that_are_just_ending_do_not_refuse_a_neighbour_s_stop(
+    port: int, tmp_path: Path
+) -> None:
+    """Another server's main process is gone, its workers end a moment later: the second look is clear."""
+    with standin_server(free_port(), "--lab-orphans") as other, standin_server(port) as pid:
+        workers = titles(other)
+        os.kill(other, signal.SIGKILL)
+        wait_for(lambda: not is_alive(other))
+        with context(standin_entry(port), tmp_path) as ctx:
+            looks: list[float] = []
+
+            def end_workers(seconds: float) -> None:
+                looks.append(seconds)
+                for worker in workers:
+                    os.kill(worker, signal.SIGKILL)
+                wait_for(lambda: not any(is_alive(worker) for worker in workers))
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ctx.clock, "sleep", end_workers)
+                StopServer(grace_s=1.0).run(ctx)
+
+        assert looks
+        assert not is_alive(pid)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_another_user_s_server_is_never_touched(port: int, tmp_path: Path) -> None:
     """Same command line under another user: refused, alive; with `user:` in the site it is ours."""
