@@ -61,6 +61,7 @@ def diagnosis() -> Schema:
             "ranks": listing(of_dataclass(FirstRecord)),
             "also": listing(TEXT),
             "last_batch": maybe(TEXT),
+            "basis": say(one_of("log", "outside"), "outside: no log was at hand."),
             "launch": say(mapping(), "Facts of the launch that the log told."),
             "seen": say(listing(seen()), "Runs of the ledger with this signature, newest first."),
         },

@@ -162,7 +162,8 @@ def test_no_python_is_one_sentence() -> None:
 def fake_python(folder: Path, version: str) -> Path:
     """Make a python3 that claims to be another version; everything else is real."""
     path = folder / "python3"
-    claim = f"import sys; sys.version_info = ({version}, 'final', 0); exec(sys.argv[1])"
+    claim = f"import sys; sys.version_info = ({version}, 'final', 0); "
+    claim += f"sys.executable = '{path}'; exec(sys.argv[1])"
     path.write_text(f'#!/bin/sh\nshift 5\nexec {sys.executable} -I -S -u -c "{claim}" "$@"\n')
     path.chmod(0o755)
     return path
