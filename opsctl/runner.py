@@ -59,6 +59,7 @@ class RunReport:
     steps: list[StepReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     preview: list[tuple[str, list[str]]] = field(default_factory=list)  # dry run: step, lines
+    outside: str | None = None  # what happened to the server's place meanwhile, by no step of ours
 
     @property
     def failed(self) -> bool:
@@ -70,7 +71,8 @@ class RunReport:
             self.outcome, self.exit_code = outcome, exit_code or 1
 
     def state(self) -> str:
-        return describe_state({step.name: step.outcome for step in self.steps})
+        left = describe_state({step.name: step.outcome for step in self.steps})
+        return f"{left}; {self.outside}" if self.outside else left
 
 
 class Runner:

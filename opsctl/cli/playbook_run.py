@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, emit
+from opsctl.cli.playbook_continue import build_again, look_after_a_cut, stays_open
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
     from opsctl.domain.runs import RunDetail
     from opsctl.ledger import Ledger
     from opsctl.plan import Plan
-    from opsctl.playbook import Playbook
     from opsctl.runner import RunReport
     from opsctl.session import ServerSession
     from opsctl.steps.base import StepContext
@@ -60,7 +60,11 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
     playbook = load(find(order.playbook))
     if before is None:
         order = with_site_inputs(order, site.servers[order.server].inputs, playbook.inputs)
-    plan = build(playbook, order.given) if before is None else build_again(playbook, before, order)
+    plan = (
+        build(playbook, order.given)
+        if before is None
+        else build_again(playbook, before, order.given)
+    )
     if app.dry_run:
         with open_session(site, order.server) as session:
             return show_dry_run(app, order, plan, session)
@@ -72,32 +76,6 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
             return run_plan(app, order, plan, session, ledger, run, before)
     finally:
         ledger.close()
-
-
-def build_again(playbook: Playbook, before: RunDetail, order: Order) -> Plan:
-    """Build the plan of a run that is continued; its playbook may have changed since it was begun.
-
-    Raises:
-        SafetyRefusal: exit 50, with what differs, where it is no longer the same run.
-    """
-    from opsctl.domain.runs import why_not_continued
-    from opsctl.errors import SafetyRefusal, UsageError
-    from opsctl.plan import build
-
-    plan: Plan | None = None
-    try:
-        plan = build(playbook, order.given)
-        why = why_not_continued(before, [item.name for item in plan.steps])
-    except UsageError as error:
-        why = error.message
-    if plan is None or why is not None:
-        raise SafetyRefusal(
-            f"run {before.run.id} was begun with other steps of playbook {before.run.playbook}: {why}",
-            next_step=f"look at what it left (opsctl status {before.run.server}), then begin a new run",
-            code="playbook-changed",
-            subject=before.run.id,
-        )
-    return plan
 
 
 def with_site_inputs(order: Order, wanted: Mapping[str, Any], known: Mapping[str, Any]) -> Order:
@@ -136,7 +114,7 @@ def run_plan(
     before: RunDetail | None,
 ) -> int:
     from opsctl.cli.signals import polite_signals
-    from opsctl.runner import Runner
+    from opsctl.runner import CUT, RESUMABLE, Runner
 
     ctx = make_context(app, order, plan, session, run, before)
     ctx.memory = ledger
@@ -144,8 +122,12 @@ def run_plan(
     ctx.reporter.say(f"run {run}: {order.command} {order.server} on {session.server.host}")
     with polite_signals(ctx.cancelled, ctx.reporter):
         report = Runner(plan, ctx, ledger, before).run()
-    document = make_document(order.command, report, ctx)
-    write_end(ledger, run, document, report, ctx)
+    look_after_a_cut(report, ctx)
+    is_open = stays_open(before, report, ctx)
+    document = make_document(order.command, report, ctx, is_open=is_open)
+    # a pass that did nothing leaves the run as it was: cut
+    outcome = CUT if is_open and report.outcome not in RESUMABLE else report.outcome
+    write_end(ledger, run, document, report, ctx, outcome)
     return emit(app, document, lambda: describe(document, report, ctx))
 
 
@@ -184,7 +166,12 @@ def make_context(
 
 
 def write_end(
-    ledger: Ledger, run: str, document: Document, report: RunReport, ctx: StepContext
+    ledger: Ledger,
+    run: str,
+    document: Document,
+    report: RunReport,
+    ctx: StepContext,
+    outcome: str,
 ) -> None:
     """Close the run in the ledger; a ledger that cannot take it is said, and the result stays what it is."""
     import json
@@ -196,7 +183,7 @@ def write_end(
         ledger.finish(
             run,
             at_s=time.time(),
-            outcome=report.outcome,
+            outcome=outcome,
             exit_code=report.exit_code,
             signature=signature_of(ctx.results),
             document=json.loads(document.to_json()),
@@ -206,11 +193,11 @@ def write_end(
         document.findings.append(Finding(error.code, run, text, error.next_step or ""))
 
 
-def make_document(command: str, report: RunReport, ctx: StepContext) -> Document:
+def make_document(
+    command: str, report: RunReport, ctx: StepContext, *, is_open: bool = False
+) -> Document:
     """Return the run's document by the output contract."""
     from dataclasses import asdict
-
-    from opsctl.runner import RESUMABLE
 
     data: dict[str, Any] = {
         "server": ctx.server_name,
@@ -227,7 +214,7 @@ def make_document(command: str, report: RunReport, ctx: StepContext) -> Document
         for key in ("bracket", "diagnosis"):
             data[key] = ctx.data_of(step).get(key) or data[key]
     findings = list(report.findings)
-    if report.outcome in RESUMABLE:
+    if is_open:
         next_step = f"opsctl resume {ctx.run_id}"
         findings.append(
             Finding(

@@ -13,11 +13,13 @@ from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
 if TYPE_CHECKING:
     from opsctl.proxmox_container import Container as PveContainer
+    from opsctl.proxmox_container import TaskResult
     from opsctl.session import ServerSession
     from opsctl.transport.base import Transport
 
 STOPPED = "container-stopped"
 START_S = 180.0
+SETTLE_S = 5.0  # a container that was started is seen running by then, or was stopped again
 BOOT_S = 60.0  # for its init; what is not up by then is met by the steps that need it
 BOOTED = (
     "case $(readlink /proc/1/exe) in */systemd) "
@@ -49,14 +51,27 @@ class Container:
             refuse_locked(ctx, container)
             ctx.confirm(f"{in_words(ctx)} is stopped. Start it?")
             left_s = ctx.deadline.left(ctx.clock.now(), START_S)
-            result = container.act("start", timeout_s=left_s, on_progress=ctx.reporter.progress)
+            result = start(ctx, container, left_s)
         wait_for_init(ctx, inside_of(ctx))
         findings: tuple[Finding, ...] = ()
-        if result.warnings:
+        if result is not None and result.warnings:
             text = f"its start was done with {result.warnings} warnings"
             findings = (Finding("task-warnings", str(container.vmid), text),)
-        data = {"vmid": container.vmid, "task": result.upid, "summary": f"started {in_words(ctx)}"}
+        words = f"{'started' if result else 'somebody else started'} {in_words(ctx)}"
+        data = {"vmid": container.vmid, "task": result and result.upid, "summary": words}
         return StepResult(StepOutcome.DONE, changed=True, findings=findings, data=data)
+
+
+def start(ctx: StepContext, container: PveContainer, left_s: float) -> TaskResult | None:
+    """Start it; None when somebody else was faster."""
+    from opsctl.proxmox import PveError
+
+    try:
+        return container.act("start", timeout_s=left_s, on_progress=ctx.reporter.progress)
+    except (PveError, CheckFailed):
+        if container.status().get("status") == "running":
+            return None
+        raise
 
 
 @contextmanager
@@ -107,14 +122,15 @@ def refuse_locked(ctx: StepContext, container: PveContainer) -> None:
 
 def wait_for_init(ctx: StepContext, inside: Transport) -> None:
     """Wait until commands run inside and its systemd, if it has one, has started its units."""
-    end = ctx.clock.now() + ctx.deadline.left(ctx.clock.now(), BOOT_S)
+    begun = ctx.clock.now()
+    end = begun + ctx.deadline.left(begun, BOOT_S)
     answered = False
     while ctx.clock.now() < end and not ctx.cancelled.is_set():
         try:
             done = inside.run(["sh", "-c", BOOTED], timeout_s=20.0)
         except TransportError as error:
-            if error.code != STOPPED:
-                raise
+            if error.code != STOPPED or answered or ctx.clock.now() - begun > SETTLE_S:
+                raise  # it was stopped again meanwhile
         else:
             answered = True
             if done.exit_code == 0:

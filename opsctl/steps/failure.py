@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from opsctl.errors import OpsctlError
+from opsctl.errors import OpsctlError, TransportError
 from opsctl.steps.base import StepContext
 
+GOING_DOWN = ("stopping", "offline")
 LOG_BYTES = 8 << 20
 LOG_LINES = 100_000
 
@@ -24,6 +25,25 @@ def diagnose_log(ctx: StepContext, path: str, *, hung: bool = False) -> dict[str
         (ctx.kept / "server.log").write_text(text, encoding="utf-8", errors="replace")
     patches = tuple(ctx.data_of("stage").get("contents") or ())
     return diagnose(records_of(text), Context(hung=hung, patches=patches)).as_data()
+
+
+def refuse_going_down(ctx: StepContext) -> None:
+    """Do not blame a server for an end that came with its container or machine.
+
+    A shutdown from outside ends the server's unit first and our agent last, so it is seen as an exit.
+
+    Raises:
+        TransportError: systemd there says that the system is being shut down; the run is cut by that.
+        AgentError: nothing answers there any more.
+    """
+    state = ctx.session.agent.call("units.system_state", {}, timeout_s=15.0)["state"]
+    if state in GOING_DOWN:
+        raise TransportError(
+            f"{ctx.session.agent.name} is being shut down, and the server ended with it",
+            next_step=f"when it is back: opsctl resume {ctx.run_id}",
+            code="going-down",
+            subject=ctx.server_name,
+        )
 
 
 def fetch_log(ctx: StepContext, path: str) -> str | None:

@@ -12,6 +12,7 @@ from opsctl.domain.launch import LaunchPlan
 from opsctl.errors import AgentError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.failure import refuse_going_down
 from opsctl.steps.launch_plan import full_environment, systemd_argv
 
 START_TIMEOUT_S = 60.0
@@ -51,6 +52,8 @@ class Launch:
         ctx.note("launch-intent", {"unit": plan.unit, "via": via, "log": plan.log})
         begun = ctx.clock.now()
         found = ctx.session.agent.call("launch.start", request, timeout_s=START_TIMEOUT_S)
+        if found["state"] == "failed-to-start":
+            refuse_going_down(ctx)
         tidy(ctx)
         return result_of_launch(found, plan, begun, ctx.clock.now())
 

@@ -12,6 +12,8 @@ from opsctl.errors import SafetyRefusal
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
+LOST = "this run's server is gone: what it ran in was started anew since"
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -34,7 +36,10 @@ class Look:
         records = agent.call("launch.records", {**place, "port": server.port}, timeout_s=30.0)[
             "records"
         ]
-        launched = None if mine["state"] == "absent" else mine
+        lost = bool(
+            mine.get("rebooted")
+        )  # gone with its machine or container: to be launched again
+        launched = None if mine["state"] == "absent" or lost else mine
         newer = overtaken_by(records, ctx.run_id, ctx.begun_s)
         if newer is not None:
             raise SafetyRefusal(
@@ -50,7 +55,7 @@ class Look:
             "launched": launched,
             "running": running,
         }
-        data["summary"] = summary(launched, running)
+        data["summary"] = LOST if lost else summary(launched, running)
         if self.expect == "absent" and launched is None and running:
             text = f"it runs already: pid {running[0]['pid']}, launched by run {running[0]['run']}"
             finding = Finding("already-running", ctx.server_name, text, "use `opsctl restart`")

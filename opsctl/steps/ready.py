@@ -21,7 +21,7 @@ from opsctl.domain.ready import (
 from opsctl.errors import AgentError, Interrupted
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
-from opsctl.steps.failure import diagnose_log
+from opsctl.steps.failure import diagnose_log, refuse_going_down
 from opsctl.steps.launch import planned
 
 POLL_S = 0.1
@@ -257,6 +257,8 @@ class _Wait:
 
     def failed(self, state: StartState, words: str) -> StepResult:
         """Name the failure, with the log's first abnormal record and a verdict where there is one."""
+        if state in (StartState.CRASHED, StartState.HUNG):
+            refuse_going_down(self.ctx)
         data = self.facts() | {"cause": state.value}
         next_step = f"read the log: opsctl logs {self.ctx.server_name} --run {self.ctx.run_id}"
         if state in (StartState.CRASHED, StartState.HUNG):

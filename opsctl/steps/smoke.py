@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from opsctl.errors import SmokeFailed
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.failure import refuse_going_down
 
 if TYPE_CHECKING:
     from opsctl.session import ServerSession
@@ -43,6 +44,8 @@ class QuickSmoke:
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
                 report.diagnosis = explain(report, bad, target.watch)
+        if report.exit_code:
+            refuse_going_down(ctx)
         return result_of(ctx, report)
 
 

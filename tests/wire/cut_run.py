@@ -2,7 +2,8 @@
 
 POINT is ``begin:STEP``, ``act:STEP`` or ``end:STEP`` (right after the intent was written, before the outcome
 is written, right after it was written), or ``call:OPERATION:MS`` (that many milliseconds after the first such
-operation was sent to an agent), or ``stop:STEP`` (SIGSTOP instead, right after the intent).
+operation was sent to an agent). ``stop:STEP`` and ``hold:OPERATION:MS`` are ``begin`` and ``call`` with
+SIGSTOP instead, for a test that does something meanwhile and lets it go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from opsctl import cli
 from opsctl.agent.client import RemoteAgent
 from opsctl.ledger import Ledger
 
-FATAL = {"stop": signal.SIGSTOP}
+FATAL = {"stop": signal.SIGSTOP, "hold": signal.SIGSTOP}
 
 
 def die(kind: str) -> None:
@@ -27,8 +28,8 @@ def die(kind: str) -> None:
 def arm(point: str) -> None:
     """Wrap the ledger or the agent so that the process dies at ``point``."""
     kind, _, name = point.partition(":")
-    if kind == "call":
-        arm_call(*name.rsplit(":", 1))
+    if kind in ("call", "hold"):
+        arm_call(kind, *name.rsplit(":", 1))
         return
     begin, end = Ledger.begin_step, Ledger.end_step
     names: dict[tuple[str, int], str] = {}
@@ -52,12 +53,14 @@ def arm(point: str) -> None:
     Ledger.end_step = end_step  # type: ignore[method-assign]
 
 
-def arm_call(operation: str, delay_ms: str) -> None:
+def arm_call(kind: str, operation: str, delay_ms: str) -> None:
     call = RemoteAgent.call
+    done: list[str] = []
 
     def cut_call(self: RemoteAgent, wanted: str, *rest: Any, **keys: Any) -> Any:
-        if wanted == operation:
-            threading.Timer(float(delay_ms) / 1000, die, ("call",)).start()
+        if wanted == operation and not done:
+            done.append(wanted)
+            threading.Timer(float(delay_ms) / 1000, die, (kind,)).start()
         return call(self, wanted, *rest, **keys)
 
     RemoteAgent.call = cut_call  # type: ignore[method-assign]

@@ -20,10 +20,15 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 
 
 def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Start the server once; when this run has started it before, say so and start nothing."""
+    """Start the server once; when this run has started it before, say so and start nothing.
+
+    One that went away because the machine was started anew is started again: nothing of it can be left.
+    """
     folder = launch_find.run_dir(request, request["run"], context)
     found = launch_find.find(request, context)
-    if found["state"] != "absent":
+    if found.get("rebooted"):
+        set_aside(folder, found)
+    elif found["state"] != "absent":
         return dict(found, changed=False)
     os.makedirs(folder, mode=0o711, exist_ok=True)
     request = with_files(request, folder)
@@ -41,6 +46,19 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
         start_supervisor(request, folder, context)
     found = launch_find.find(request, context)
     return dict(found, changed=True, took_s=round(time.monotonic() - begun, 4))
+
+
+def set_aside(folder: str, found: dict[str, Any]) -> None:
+    """Forget who the launch had become, and keep its log beside the new one: a reader begins anew."""
+    for name in ("run.json", "exit.json", "members.json"):
+        try:
+            os.unlink(os.path.join(folder, name))
+        except FileNotFoundError:
+            pass
+    try:
+        os.replace(found["log"], found["log"] + ".before-reboot")
+    except FileNotFoundError:
+        pass
 
 
 def with_files(request: dict[str, Any], folder: str) -> dict[str, Any]:

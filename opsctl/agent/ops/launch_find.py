@@ -47,7 +47,11 @@ def run_dir(request: dict[str, Any], run: str | None, context: Context) -> str:
 
 
 def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Say what became of this run's launch: absent, running, exited or failed-to-start."""
+    """Say what became of this run's launch: absent, running, exited or failed-to-start.
+
+    ``rebooted`` is there and true when the machine (or the container, which has a boot id of its own) was
+    started anew since: whatever the launch had become is gone with that, by no fault of its own.
+    """
     folder = run_dir(request, request["run"], context)
     record = read_json(os.path.join(folder, "launch.json"))
     if record is None:
@@ -56,10 +60,11 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
     ended = read_json(os.path.join(folder, "exit.json"))
     members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
     base = dict(record, state="running", pid=None, start_ticks=None, exit=ended, members=members)
+    if record["boot_id"] != procfs.boot_id():
+        reason = ended or {"reason": "the machine was rebooted"}
+        return dict(base, state="exited", exit=reason, rebooted=True)
     if ended and ended.get("error"):
         return dict(base, state="failed-to-start")
-    if record["boot_id"] != procfs.boot_id():
-        return dict(base, state="exited", exit=ended or {"reason": "the machine was rebooted"})
     if record["via"] == "systemd":
         return find_unit(record, base, known, folder, context)
     if known is None:

@@ -38,6 +38,15 @@ def stop(request: dict[str, Any], context: Context) -> dict[str, Any]:
     return {"outcome": "denied" if denied else "failed", "detail": words}
 
 
+def system_state(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Return ``state``: what systemd says of the whole system (running, degraded, stopping...), else None."""
+    try:
+        done = systemctl(["is-system-running"], 10.0, context)
+    except context.Error:
+        return {"state": None}
+    return {"state": done.stdout.decode("utf-8", "replace").strip() or None}
+
+
 def systemctl(
     words: list[str], timeout_s: float, context: Context
 ) -> subprocess.CompletedProcess[bytes]:
@@ -58,4 +67,4 @@ def systemctl(
         raise context.Error("timeout", text) from error
 
 
-OPERATIONS = {"show": show, "stop": stop}
+OPERATIONS = {"show": show, "stop": stop, "system_state": system_state}

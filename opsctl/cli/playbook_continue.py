@@ -1,0 +1,69 @@
+"""Runs that were cut: whether they can go on, with which plan, and what explains the cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opsctl.domain.runs import RunDetail
+    from opsctl.plan import Plan
+    from opsctl.playbook import Playbook
+    from opsctl.runner import RunReport
+    from opsctl.steps.base import StepContext
+
+
+def build_again(playbook: Playbook, before: RunDetail, given: Mapping[str, Any]) -> Plan:
+    """Build the plan of a run that is continued; its playbook may have changed since it was begun.
+
+    Raises:
+        SafetyRefusal: exit 50, with what differs, where it is no longer the same run.
+    """
+    from opsctl.domain.runs import why_not_continued
+    from opsctl.errors import SafetyRefusal, UsageError
+    from opsctl.plan import build
+
+    plan: Plan | None = None
+    try:
+        plan = build(playbook, given)
+        why = why_not_continued(before, [item.name for item in plan.steps])
+    except UsageError as error:
+        why = error.message
+    if plan is None or why is not None:
+        raise SafetyRefusal(
+            f"run {before.run.id} was begun with other steps of playbook {before.run.playbook}: {why}",
+            next_step=f"look at what it left (opsctl status {before.run.server}), then begin a new run",
+            code="playbook-changed",
+            subject=before.run.id,
+        )
+    return plan
+
+
+def stays_open(before: RunDetail | None, report: RunReport, ctx: StepContext) -> bool:
+    """Say whether the run can be continued: it was cut, or a pass of it ended before it did anything.
+
+    A locked container, a "no" to the question, a start that failed: with the reason gone, it goes on.
+    """
+    from opsctl.runner import RESUMABLE, SKIPPED
+
+    if report.outcome in RESUMABLE:
+        return True
+    if before is None or not report.failed:
+        return False
+    began = {step.name for step in report.steps if step.outcome != SKIPPED}
+    overtaken = any(finding.code == "overtaken" for finding in report.findings)
+    return not overtaken and not began & {step.name for step in ctx.ahead}
+
+
+def look_after_a_cut(report: RunReport, ctx: StepContext) -> None:
+    """Say what became of the server's container, where that is why the run was cut."""
+    from opsctl.runner import CUT
+
+    if report.outcome != CUT:
+        return
+    from opsctl.steps.aftermath import container_now
+
+    found = container_now(ctx)
+    if found is not None:
+        report.findings.append(found)
+        report.outside = found.text

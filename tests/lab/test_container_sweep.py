@@ -1,0 +1,179 @@
+"""Container 129 is stopped, rebooted, shut down or locked by somebody else inside each step of a restart.
+
+opsctl is halted (SIGSTOP) at the point, the container's fate is sealed on the node, and opsctl goes on. The
+run must end in a state that it names, and `opsctl resume` must bring the server up once that can be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.fixture import Lab
+from tests.lab.stopping import cleared, codes, opsctl, wait_for
+from tests.lab.test_restart import mains
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+BEFORE_ASK = ["container", "lock", "look", "preflight", "stage", "known-failure", "ask"]
+AFTER_ASK = ["collect", "stop", "gpu-memory", "sweep", "patch", "launch", "ready", "smoke"]
+ENDS = ["settle", "record"]
+INSIDE = [
+    "hold:process.signal_all:5",  # between the first signal and the last exit
+    "hold:gpu.read:1",
+    "hold:launch.start:30",  # systemd is executing the server
+    "hold:probe.request:5",  # the question of the ready step is on its way
+]
+SEALS = {"stop": ("stop", "129"), "reboot": ("reboot", "129"), "shutdown": ("shutdown", "129")}
+RUN = ("restart", "glm5", "--yes", "--json")
+
+
+@pytest.fixture
+def node(clean_lab: Lab) -> Iterator[Lab]:
+    with cleared(clean_lab, "ct129"):
+        yield clean_lab
+        clean_lab.restore()
+        clean_lab.on("ct129", ["sh", "-c", "systemctl stop 'opsctl-*'; rm -rf /var/lib/opsctl"])
+
+
+def site_of(lab: Lab, folder: Path) -> Path:
+    """The node through its API; one short smoke level."""
+    text = lab.instance.api_file.read_text()
+    levels = '{"levels": [1, 2, 5, 10]}'
+    assert levels in text
+    path = folder / "opsctl.yaml"
+    path.write_text(text.replace(levels, '{"levels": [1], "requests": 1, "tokens": 2}'))
+    return path
+
+
+class Held:
+    """One restart that is halted at a point of its own, and let go on."""
+
+    def __init__(self, lab: Lab, folder: Path, point: str) -> None:
+        self.lab, self.folder, self.site = lab, folder, site_of(lab, folder)
+        words = [*RUN, "--site", str(self.site), "--state", str(folder)]
+        self.child = lab.popen([sys.executable, "-m", "tests.wire.cut_run", point, *words])
+        self.out = b""
+
+    def wait_until_held(self) -> bool:
+        """Say whether it came to its point; False when it has ended without."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if self._state() == "T":
+                return True
+            if self.child.poll() is not None:
+                return False
+            time.sleep(0.02)
+        raise AssertionError("it neither ended nor came to its point")
+
+    def go_on(self) -> tuple[int, Any]:
+        """Let it go on, and return its exit code and document."""
+        os.kill(self._pid(), signal.SIGCONT)
+        self.child.send_signal(signal.SIGCONT)  # nsenter halts itself with its child
+        out, err = self.child.communicate(timeout=150)
+        assert out, err.decode()[-2000:]
+        return self.child.returncode, json.loads(out)
+
+    def end(self) -> None:
+        if self.child.poll() is None:
+            os.kill(self._pid(), signal.SIGKILL)
+            self.child.send_signal(signal.SIGCONT)
+            self.child.communicate(timeout=20)
+
+    def _pid(self) -> int:
+        """Return the pid of opsctl below nsenter, setpriv and env, which execute each other."""
+        pid = self.child.pid
+        while True:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"tests.wire.cut_run" in argv and b"nsenter" not in argv.split(b"\0")[0]:
+                return pid
+            if not children:
+                return pid
+            pid = int(children[0])
+
+    def _state(self) -> str:
+        try:
+            stat = Path(f"/proc/{self._pid()}/stat").read_text()
+        except OSError:
+            return "?"
+        return stat.rsplit(")", 1)[1].split()[0]
+
+
+def seal(lab: Lab, fate: str) -> None:
+    done = lab.pct(*SEALS[fate])
+    assert done.exit_code == 0, done.stderr
+
+
+def check_sealed(lab: Lab, folder: Path, point: str, fate: str) -> None:
+    """Run to the point, seal the container's fate, and look at what the run says; then resume it."""
+    folder.mkdir()
+    held = Held(lab, folder, point)
+    try:
+        assert held.wait_until_held(), f"{point} was not reached"
+        seal(lab, fate)
+        code, document = held.go_on()
+    finally:
+        held.end()
+    where = (point, fate, document["outcome"], document["findings"])
+    if document["outcome"] == "done":
+        # the step that was held needed nothing of the container any more, or had its start in hand
+        assert code == 0, where
+    else:
+        assert (document["outcome"], code in (30, 40)) == ("cut", True), where
+        told = {"container-stopped", "container-restarted"} & codes(document)
+        assert told, where
+        assert "container 129 on pve1" in document["data"]["state"], where
+        assert "resumable" in codes(document), where
+    wait_for(lambda: fate == "stop" or is_running(lab, fate), "the container's fate")
+    if document["outcome"] != "done" or not mains(lab, "ct129", 30000):
+        words = ["resume", document["run"], "--yes", "--site", str(held.site)]
+        if document["outcome"] == "done":
+            words = ["restart", "glm5", "--yes", "--site", str(held.site)]
+        code, after = opsctl(lab, folder, *words, timeout_s=150)
+        assert (code, after["outcome"]) == (0, "done"), (where, after["findings"])
+    found = mains(lab, "ct129", 30000)
+    assert len(found) == 1, where
+    assert failures(lab) == [], where
+
+
+def is_running(lab: Lab, fate: str) -> bool:
+    state = "stopped" if fate == "shutdown" else "running"
+    return lab.pct("status", "129").stdout == f"status: {state}\n"
+
+
+def failures(lab: Lab) -> list[Any]:
+    """Return what the host believes to have failed: an end from outside is no knowledge of the server."""
+    path = "/var/lib/opsctl/attempts.jsonl"
+    lines = lab.on("ct129", ["/bin/sh", "-c", f"cat {path} || true"]).stdout.splitlines()
+    attempts = [json.loads(line) for line in lines]
+    return [one for one in attempts if one["outcome"] not in ("passed", "inconclusive")]
+
+
+@pytest.mark.parametrize(("point", "fate"), [("stop:stop", "stop"), ("stop:ready", "reboot")])
+def test_a_container_that_ends_under_a_restart_is_told_and_resumed(
+    node: Lab, tmp_path: Path, point: str, fate: str
+) -> None:
+    """Before the first signal, and while the new server starts."""
+    check_sealed(node, tmp_path / "run", point, fate)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("fate", ["stop", "reboot", "shutdown"])
+def test_a_container_may_end_in_each_step(node: Lab, tmp_path: Path, fate: str) -> None:
+    """Each step of the restart, and inside those that act. Every run ends named, and is continued."""
+    steps = AFTER_ASK if fate == "shutdown" else [*BEFORE_ASK, *AFTER_ASK, *ENDS]
+    points = [*(f"stop:{step}" for step in steps), *INSIDE]
+    for number, point in enumerate(points):
+        begun = time.monotonic()
+        check_sealed(node, tmp_path / str(number), point, fate)
+        print(f"{fate} {point}: {time.monotonic() - begun:.1f} s", flush=True)
