@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from opsctl.agent.read import read_details, read_gpus, read_host, read_leftovers, read_package
 from opsctl.domain.gpu import MemoryVerdict
 from opsctl.domain.gpu_memory import judge_memory
+from opsctl.domain.machine import Machine
 from opsctl.domain.overview import Judgement, ServerState, judge_state
 from opsctl.errors import OpsctlError, TransportError
 from opsctl.facts import GpuReport, Host, Leftover, Package
@@ -56,7 +57,7 @@ class ServerView:
     host: str
     port: int
     judgement: Judgement
-    machine: str
+    machine: Machine | None
     gpu_host: str
     picture: Picture | None = None
     memory: MemoryVerdict | None = None
@@ -156,12 +157,12 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
     session = ServerSession(hosts, name)
     server = session.server
     unknown = Judgement(ServerState.UNKNOWN, "not looked at yet")
-    view = ServerView(name, server.host, server.port, unknown, "", session.gpu_host)
+    view = ServerView(name, server.host, server.port, unknown, None, session.gpu_host)
     failed = hosts.warm(session.host_names())
     if failed:
         return _unreachable(session, view, failed)
     try:
-        view.machine = session.machine.describe()
+        view.machine = session.machine
         picture = take_picture(session)
     except OpsctlError as error:
         view.error, view.judgement = error, Judgement(ServerState.UNKNOWN, error.message)

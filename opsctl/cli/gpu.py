@@ -93,7 +93,7 @@ def verify(app: App, target: str, expect: int | None) -> int:
         learned = learn_baselines(cards.report, cards.stays, known, IDLE_MARGIN_BYTES)
         kept = {uuid: value for uuid, value in learned.items() if uuid in free}
         save_baselines(cards.state_dir, cards.agent.name, kept)
-        return _emit_verdict(app, "gpu verify", verdict)
+        return _emit_verdict(app, cards, "gpu verify", verdict)
 
 
 @command("wait")
@@ -111,7 +111,7 @@ def wait(app: App, target: str, timeout: float, expect: int | None) -> int:
         first = cards.judge(cards.report)
         limits = {card.uuid: card.limit_bytes for card in first.gpus}
         if first.exit_code == 0 or not limits:
-            return _emit_verdict(app, "gpu wait", first, first, {}, 0.0)
+            return _emit_verdict(app, cards, "gpu wait", first, first, {}, 0.0)
         poll = MemoryPoll(
             cards.agent, cards.report, limits, cards.judge, timeout, waits_for_foreign=True
         )
@@ -119,12 +119,13 @@ def wait(app: App, target: str, timeout: float, expect: int | None) -> int:
         poll.processes_are_gone(timeout)
         verdict = poll.wait()
         return _emit_verdict(
-            app, "gpu wait", verdict, first, poll.free_after_s, time.monotonic() - begun
+            app, cards, "gpu wait", verdict, first, poll.free_after_s, time.monotonic() - begun
         )
 
 
 def _emit_verdict(
     app: App,
+    cards: Target,
     name: str,
     verdict: MemoryVerdict,
     before: MemoryVerdict | None = None,
@@ -135,12 +136,15 @@ def _emit_verdict(
     from opsctl.steps.gpu_memory import memory_data, memory_summary
 
     data = memory_data(verdict, before, free_after_s)
+    data |= cards.machine.to_json() if cards.machine else {}
     if waited_s is not None:
         data["waited_s"] = round(waited_s, 3)
     document = Document(
         name, verdict.outcome, verdict.exit_code, findings=verdict.all_findings, data=data
     )
     lines = [memory_summary(verdict), *gpu_lines(data["gpus"])]
+    if cards.machine is not None:
+        lines.append(f"{cards.where}: {cards.machine.describe()}")
     return emit(app, document, lambda: "\n".join(lines))
 
 

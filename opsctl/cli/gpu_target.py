@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from opsctl.agent.client import RemoteAgent
     from opsctl.domain.gpu import MemoryVerdict
+    from opsctl.domain.machine import Machine
     from opsctl.facts import GpuReport
     from opsctl.session import Hosts
     from opsctl.site import Site
@@ -35,6 +36,8 @@ class Target:
     expect: int | None
     margin_bytes: int
     state_dir: Path
+    machine: Machine | None = None  # of a server: whether its host and that of the GPUs are one
+    where: str = ""  # of a server: both hosts, for people
 
     def judge(self, report: GpuReport) -> MemoryVerdict:
         from opsctl.domain.gpu_memory import judge_memory
@@ -87,6 +90,8 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         expect or server.gpus.expect,
         server.stop.margin_mib * MIB,
         app.state(),
+        session.machine,
+        f"on {server.host}, GPUs of {session.gpu_host}",
     )
 
 

@@ -144,7 +144,8 @@ def _server_data(view: ServerView) -> dict[str, Any]:
         "port": view.port,
         "state": view.judgement.state.value,
         "why": view.judgement.why,
-        "machine": view.machine or None,
+        "machine": view.machine and view.machine.describe(),
+        "one_machine": view.machine and view.machine.one,
         "gpu_host": view.gpu_host,
         "processes": [
             _process_data(judged, kind)
@@ -205,7 +206,7 @@ def _server_lines(view: ServerView) -> list[str]:
         version = package.version or f"unknown ({package.error})"
         lines.append(f"  sglang {version} in {package.location or package.interpreter}")
     if view.machine:
-        lines.append(f"  on {view.host}, GPUs of {view.gpu_host}: {view.machine}")
+        lines.append(f"  on {view.host}, GPUs of {view.gpu_host}: {view.machine.describe()}")
     selection = view.picture.selection if view.picture else None
     if selection is not None and selection.members:
         lines += columns(

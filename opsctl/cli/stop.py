@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -164,11 +164,12 @@ def _dry_run(app: App, ctx: StepContext, step: StopServer, verb: str, sweep: boo
     lines = step.preview(ctx)
     lines += [f"  leftover: {line}" for line in Sweep(remove=sweep).preview(ctx)]
     plan = step.planned(ctx)
+    machine = cast("ServerSession", ctx.session).machine
     document = Document(
         verb,
         "planned",
         findings=list(plan.findings),
-        data={"processes": step.planned_data(plan), "plan": lines},
+        data={"processes": step.planned_data(plan), "plan": lines, **machine.to_json()},
     )
     return emit(app, document, lambda: "\n".join(lines))
 
@@ -240,6 +241,8 @@ def _document(
         "processes": stopped.data["processes"],
         "gpus": memory.data["gpus"],
         "leftovers": swept.data["leftovers"],
+        "machine": stopped.data.get("machine"),
+        "one_machine": stopped.data.get("one_machine"),
         "seconds": {**_seconds(stopped, memory), "total": round(total_s, 3)},
     }
     return Document(verb, outcome, code, findings=findings, data=data)
@@ -269,6 +272,8 @@ def _text(
         if entry["outcome"] not in ("untouched",):
             argv = " ".join(entry["argv"] or [])[:60]
             lines.append(f"  {entry['outcome']:<12} pid {entry['pid']:<8} {argv}")
+    if stopped.data.get("machine"):
+        lines.append(machine_line(cast("ServerSession", ctx.session)))
     lines.append(f"gpu memory: {memory.data['summary']}")
     lines += gpu_lines(memory.data["gpus"])
     lines.append(f"leftovers: {swept.data['summary']}")
@@ -279,6 +284,11 @@ def _text(
             f"{total_s:.2f} s in all, {own:.2f} s of it from the first signal to the last exit"
         )
     return lines
+
+
+def machine_line(session: ServerSession) -> str:
+    """Say whether processes and GPUs were looked at on one machine or on two, and how that is known."""
+    return f"on {session.server.host}, GPUs of {session.gpu_host}: {session.machine.describe()}"
 
 
 def gpu_lines(cards: list[dict[str, Any]]) -> list[str]:

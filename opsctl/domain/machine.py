@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,10 @@ class Machine:
         """Return the verdict with its proof."""
         verdict = {True: "one machine", False: "two machines", None: "one machine or two: unknown"}
         return f"{verdict[self.one]} ({self.how})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as documents hold it: the verdict for people and for programs."""
+        return {"machine": self.describe(), "one_machine": self.one}
 
 
 def compare_machines(

@@ -56,12 +56,21 @@ def card() -> Schema:
     )
 
 
+def one_or_two() -> dict[str, Schema]:
+    """Whether processes and GPUs were looked at on one machine; of a server, not of a bare host."""
+    return {
+        "machine": say(maybe(TEXT), "One machine or two, and how that is known."),
+        "one_machine": say(maybe(FLAG), "The same for programs; null where it could not be told."),
+    }
+
+
 def gpu_verify() -> Schema:
-    return {**record({"gpus": listing(card())}), "outcomes": ["free", "busy", "unknown"]}
+    data = record({"gpus": listing(card())}, sometimes=one_or_two())
+    return {**data, "outcomes": ["free", "busy", "unknown"]}
 
 
 def gpu_wait() -> Schema:
-    data = record({"gpus": listing(card())}, sometimes={"waited_s": NUMBER})
+    data = record({"gpus": listing(card())}, sometimes={"waited_s": NUMBER, **one_or_two()})
     return {**data, "outcomes": ["free", "busy", "unknown"]}
 
 
@@ -132,6 +141,7 @@ def stop() -> Schema:
             "gpus": listing(card()),
             "leftovers": listing(leftover()),
             "seconds": seconds,
+            **one_or_two(),
             "plan": say(listing(TEXT), "Of a dry run: what would be done."),
         },
     )
@@ -155,6 +165,7 @@ def stop_step() -> Schema:
             "first_signal_s": maybe(NUMBER),
             "last_exit_s": maybe(NUMBER),
             "ending_s": maybe(NUMBER),
+            **one_or_two(),
         },
     )
 
@@ -205,7 +216,7 @@ def status() -> Schema:
             "port": WHOLE,
             "state": TEXT,
             "why": TEXT,
-            "machine": say(maybe(TEXT), "How the server's host and the GPUs' host hang together."),
+            **one_or_two(),
             "gpu_host": TEXT,
             "processes": listing(seen),
             "gpus": listing(gpu),

@@ -104,7 +104,9 @@ class StopServer:
             poll.processes_are_gone(self._memory_timeout_s(ctx) if all_gone else GLANCE_S)
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
         ctx.live[LAST_EXIT_KEY] = timing.last_heard_s
-        return self._result(picture.selection, rows, findings, timing, came_back)
+        result = self._result(picture.selection, rows, findings, timing, came_back)
+        machine = getattr(ctx.session, "machine", None)
+        return replace(result, data={**result.data, **(machine.to_json() if machine else {})})
 
     def _settled(self, ctx: StepContext, picture: Picture) -> tuple[Picture, StopPlan]:
         """Plan; where a process cannot be attributed, look once more: a neighbour may be just ending."""

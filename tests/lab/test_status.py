@@ -57,7 +57,8 @@ def test_status_shows_the_server_its_pids_on_both_sides_and_its_gpu_memory(serve
     assert inside.stdout.strip() == str(schedulers[0]["ns_pid"])
     holders = {h["pid"] for gpu in shown["gpus"] for h in gpu["holders"]}
     assert holders == {p["pid"] for p in schedulers}
-    assert "one machine" in shown["machine"]
+    assert "one machine (both show GPU-" in shown["machine"]
+    assert shown["one_machine"] is True
 
 
 def test_two_machines_are_told_apart_by_their_boot_ids(server: Lab) -> None:
@@ -66,7 +67,9 @@ def test_two_machines_are_told_apart_by_their_boot_ids(server: Lab) -> None:
 
     assert code == 0
     (shown,) = document["data"]["servers"]
-    assert "two machines" in shown["machine"]
+    assert "two machines (" in shown["machine"]
+    assert "no GPU in common" in shown["machine"]
+    assert shown["one_machine"] is False
     assert all(gpu["state"] == "free" for gpu in shown["gpus"])
 
 

@@ -45,6 +45,7 @@ def test_a_server_in_a_container_is_stopped_on_its_node_and_its_memory_proven(
     assert alive(host, "ct129", root)
     code, done = opsctl(host, tmp_path, "stop", "glm5", "--yes")
     again, second = opsctl(host, tmp_path, "stop", "glm5", "--yes")
+    text = host.opsctl(["gpu", "verify", "glm5", "--state", str(tmp_path)]).stdout
 
     row = next(row for row in done["data"]["processes"] if row["ns_pid"] == root)
     assert (code, done["outcome"]) == (0, "stopped")
@@ -55,6 +56,10 @@ def test_a_server_in_a_container_is_stopped_on_its_node_and_its_memory_proven(
     assert all(card["before_bytes"] > 1 << 30 for card in done["data"]["gpus"])
     assert not titled_of(host, "ct129", root)
     assert (again, second["outcome"]) == (0, "already-stopped")
+    for document in (planned, done, second):
+        assert document["data"]["one_machine"] is True
+        assert "boot id" in document["data"]["machine"]
+    assert "on ct129, GPUs of node1: one machine (both have boot id " in text
 
 
 def test_two_machines_are_not_joined(host: Lab, tmp_path: Path) -> None:
@@ -68,6 +73,12 @@ def test_two_machines_are_not_joined(host: Lab, tmp_path: Path) -> None:
     states = [card["state"] for card in done["data"]["gpus"]]
     assert not titled_of(host, "ct129", root)
     assert (code, states.count("busy"), states.count("free")) == (20, 1, 7)
+    assert done["data"]["one_machine"] is False
+    verified = opsctl(host, tmp_path, "gpu", "verify", "glm5-elsewhere")[1]["data"]
+    assert verified["machine"] == done["data"]["machine"]
+    assert verified["machine"].startswith("two machines (boot ids ")
+    text = host.opsctl(["stop", "glm5-elsewhere", "--yes", "--state", str(tmp_path)]).stdout
+    assert f"on ct129, GPUs of gpu1: {verified['machine']}" in text
     assert alive(host, "gpu1", holder)
     assert holder in outcomes(done, "foreign")
 
