@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from opsctl.errors import CheckFailed, SafetyRefusal
 from opsctl.proxmox_container import Container
 from opsctl.session import open_session
 from opsctl.site import load_site
+from opsctl.steps import container
+from opsctl.steps.aftermath import container_now
 from opsctl.steps.base import MonotonicClock, StepContext, StepOutcome
 from opsctl.steps.container_shutdown import ShutDownContainer
 from opsctl.steps.snapshot import Snapshot
@@ -185,3 +188,48 @@ def test_a_server_without_a_container_has_nothing_to_snapshot_or_shut_down(
 
     assert codes(Snapshot().run(ctx)) == ["no-snapshot"]
     assert codes(ShutDownContainer().run(ctx)) == ["no-container"]
+
+
+def test_a_container_that_somebody_else_starts_is_fine(
+    ctx: StepContext, peer: FakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was seen stopped, and runs when our order comes: the wanted state is there."""
+    monkeypatch.setattr(container, "is_stopped", lambda _: True)
+    monkeypatch.setattr(container, "wait_for_init", lambda *_: None)
+    peer.set_state("running")
+
+    done = container.Container().run(ctx)
+
+    assert (done.outcome, done.data["task"]) == (StepOutcome.DONE, None)
+    assert "somebody else started container 130" in done.data["summary"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ("stopped", "container-stopped", "container 130 on pve1 is stopped now"),
+        ("running", "container-restarted", "was started anew 0 s ago: what ran in it is gone"),
+    ],
+)
+def test_after_a_cut_the_container_is_told(
+    ctx: StepContext, peer: FakePeer, state: str, code: str, words: str
+) -> None:
+    """Stopped, or started anew since the run began; with the way on."""
+    ctx.begun_s = time.time() - 60
+    peer.set_state(state)
+    peer.fake.started_at = time.time()
+
+    found = container_now(ctx)
+
+    assert found is not None
+    assert (found.code, found.subject) == (code, "130")
+    assert words in found.text
+    assert "opsctl resume 20261129-101112-ab12" in found.next
+
+
+def test_a_container_that_ran_all_along_explains_nothing(ctx: StepContext, peer: FakePeer) -> None:
+    """The cut had another reason."""
+    ctx.begun_s = time.time() - 60
+    peer.fake.started_at = time.time() - 3600
+
+    assert container_now(ctx) is None

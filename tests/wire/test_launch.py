@@ -256,3 +256,25 @@ def test_it_all_runs_on_python_3_8(request_of: Any) -> None:
 
         assert agent.hello["python"].startswith("3.8")
     assert started["state"] == "running"
+
+
+def test_a_launch_that_a_reboot_took_is_started_again(request_of: Any, tmp_path: Path) -> None:
+    """Nothing of it can be left, and its end was no fault of its own; the log begins anew."""
+    request = request_of()
+    with agent_on() as agent:
+        first = agent.call("launch.start", request, timeout_s=20.0)
+        wait_for(lambda: "up" in Path(request["log"]).read_text())
+        os.kill(first["pid"], signal.SIGKILL)
+        record = tmp_path / "state" / "runs" / "r1" / "launch.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "boot_id": "another"}))
+
+        gone = agent.call("launch.find", request)
+        again = agent.call("launch.start", request, timeout_s=20.0)
+        once = agent.call("launch.start", request, timeout_s=20.0)
+
+    assert (gone["state"], gone["rebooted"]) == ("exited", True)
+    assert (again["state"], again["changed"]) == ("running", True)
+    assert again["pid"] != first["pid"]
+    assert (once["changed"], once["pid"]) == (False, again["pid"])
+    wait_for(lambda: Path(request["log"]).read_text().count("up ") == 1)
+    assert "up " in Path(request["log"] + ".before-reboot").read_text()

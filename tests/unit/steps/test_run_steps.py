@@ -9,14 +9,16 @@ import pytest
 
 from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.domain.launch import LaunchPlan
-from opsctl.errors import SafetyRefusal
+from opsctl.errors import SafetyRefusal, TransportError
 from opsctl.site import Server
 from opsctl.steps.base import StepContext, StepOutcome, StepResult
+from opsctl.steps.failure import refuse_going_down
 from opsctl.steps.known_failure import KnownFailure
 from opsctl.steps.launch import Launch
 from opsctl.steps.launch_plan import full_environment
 from opsctl.steps.lock import acquire, describe_holder
 from opsctl.steps.look import overtaken_by
+from opsctl.steps.ready import Ready
 from opsctl.steps.record import Record, judge_outcome
 from opsctl.steps.rollback import planned_back
 from opsctl.steps.settle import failed_step
@@ -414,3 +416,47 @@ def test_the_way_back_is_the_old_attempt_as_it_was() -> None:
     assert plan.public_env == {"B": "2"}
     assert plan.patches == {"p": "aa"}
     assert plan.log.endswith("one-r2-back.log")
+
+
+def ended(system: str | None) -> FakeAgent:
+    """A host where the launched server is gone, and what its systemd says of itself."""
+    return FakeAgent(
+        {
+            "launch.find": {"state": "exited", "exit": {"signal": 15}, "pid": 7},
+            "log_read.since": {"offset": 0, "text": ""},
+            "log_read.tail": {"text": ""},
+            "units.system_state": {"state": system},
+        }
+    )
+
+
+def test_an_end_that_came_with_a_shutdown_is_no_crash() -> None:
+    """The container was shut down from outside: the run is cut, and nothing is learned about the server."""
+    with pytest.raises(TransportError, match="is being shut down") as caught:
+        Ready().run(context(ended("stopping")))
+
+    assert caught.value.code == "going-down"
+    assert "opsctl resume r2" in str(caught.value.next_step)
+
+
+@pytest.mark.parametrize("system", ["running", "degraded", None])
+def test_an_end_in_a_system_that_stays_up_is_a_crash(system: str | None) -> None:
+    """Also where there is no systemd to ask."""
+    result = Ready().run(context(ended(system)))
+
+    assert (result.outcome, result.exit_code) == (StepOutcome.FAILED, 60)
+    assert result.findings[0].code == "start-crashed"
+
+
+def test_a_launch_that_a_shutdown_refused_is_no_failure_of_it() -> None:
+    """systemd takes no unit while it goes down."""
+    agent = ended("stopping")
+    agent.operations["launch.start"] = {"state": "failed-to-start", "exit": {"error": "refused"}}
+
+    with pytest.raises(TransportError, match="is being shut down"):
+        Launch().run(context(agent))
+
+
+def test_a_system_that_stays_up_is_let_pass() -> None:
+    """The question alone changes nothing."""
+    refuse_going_down(context(ended("running")))
