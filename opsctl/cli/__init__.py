@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opsctl import __version__
 from opsctl.errors import Interrupted, OpsctlError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # loading the modules of a command makes some 100,000 objects, none of them garbage
 COLLECT_AFTER = (100_000, 50, 50)
@@ -54,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gpu": ("opsctl.cli.gpu:gpu", "Show, verify, wait for and probe GPUs."),
     "schema": ("opsctl.cli.schema:schema", "Print the JSON Schema of a --json document."),
+    "completion": (
+        "opsctl.cli.completion:completion",
+        "Print the completion script of a shell.",
+    ),
     "config": ("opsctl.cli.config:config", "Check, show and describe the site file."),
     "compare": ("opsctl.cli.compare:compare_command", "Smoke runs side by side, with their noise."),
     "smoke": (
@@ -76,6 +83,17 @@ class LazyGroup(click.Group):
         module, attribute = entry[0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return commands by the table, without importing any of them; options as click does."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=COMMANDS[name][1])
+            for name in sorted(COMMANDS)
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, COMMANDS[name][1]) for name in sorted(COMMANDS)]
@@ -105,7 +123,6 @@ def root() -> None:
     stdout carries the result, stderr the talk. Every command that changes something takes
     --dry-run, asks on a terminal, and needs --yes without one.
 
-    \b
     Exit codes: 0 done and proven; 2 usage; 10 config; 20 looked, and it is bad; 21 could not tell;
     30 transport; 40 agent; 50 refused; 60 server crashed or hung; 70 smoke failed;
     75 smoke not measured; 130 interrupted; 1 internal.

@@ -16,6 +16,7 @@ import click
 from opsctl.errors import OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding, document_of_error
 
+COMPLETE = "_OPSCTL_COMPLETE"  # click's name for it: the variable by which a shell asks for words
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -81,6 +82,10 @@ def command(name: str, *, changes: bool = False, **attrs: Any) -> Callable[[F], 
 
         made: click.Command = click.command(name, **attrs)(call)  # type: ignore[no-untyped-call]
         made.params.extend(_global_options(changes))
+        if COMPLETE in os.environ:  # a shell asks: only then the names are worth their import
+            from opsctl.cli.completion import name_parameters
+
+            name_parameters(made)
         return made
 
     return decorate

@@ -46,7 +46,13 @@ def config() -> None:
 
 @command("check")
 def check(app: App) -> int:
-    """Check the site file: syntax, names, references, and that each secret can be read."""
+    """Check the site file: syntax, names, references, and that each secret can be read.
+
+    \b
+    Examples:
+      opsctl config check
+      opsctl config check --site lab.yaml --json
+    """
     from opsctl.errors import ConfigError
     from opsctl.site import load_site
 
@@ -96,7 +102,12 @@ def _secrets(site: Any) -> list[tuple[str, Any]]:
 
 @command("show")
 def show(app: App) -> int:
-    """Show the site as opsctl understands it, defaults filled in; secrets stay references."""
+    """Show the site as opsctl understands it, defaults filled in; secrets stay references.
+
+    \b
+    Example:
+      opsctl config show --json
+    """
     import yaml
 
     from opsctl.site import load_site
@@ -109,7 +120,12 @@ def show(app: App) -> int:
 
 @command("schema")
 def schema(app: App) -> int:
-    """Print the JSON Schema of the site file."""
+    """Print the JSON Schema of the site file.
+
+    \b
+    Example:
+      opsctl config schema > opsctl.schema.json
+    """
     from opsctl.site import Site
 
     click.echo(json.dumps(Site.model_json_schema(), indent=2))
@@ -118,7 +134,12 @@ def schema(app: App) -> int:
 
 @command("example")
 def example(app: App) -> int:
-    """Print a commented site file to begin with."""
+    """Print a commented site file to begin with.
+
+    \b
+    Example:
+      opsctl config example > opsctl.yaml
+    """
     click.echo(EXAMPLE, nl=False)
     return 0
 

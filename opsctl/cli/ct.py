@@ -21,8 +21,10 @@ from opsctl.output import Document, Finding
 def ct() -> None:
     """Containers on a Proxmox node: through its API where the site has one, else through pvesh.
 
+    A container is named by its vmid, by a server in it, or by its host entry.
+
     \b
-    A container is named by its vmid, by a server in it, or by its host entry:
+    Examples:
       opsctl ct status 129
       opsctl ct check glm5           is the GPU passed through as it must be?
       opsctl ct start glm5 --yes
@@ -36,7 +38,12 @@ def ct() -> None:
 @command("status")
 @target_options
 def status(app: App, target: str, node: str | None) -> int:
-    """Show a container: state, lock and its holder, running tasks, snapshots. Exit 20: not running."""
+    """Show a container: state, lock and its holder, running tasks, snapshots. Exit 20: not running.
+
+    \b
+    Example:
+      opsctl ct status 129 --node pve1
+    """
     with open_target(app, target, node) as found:
         seen = found.container.status()
         lock = found.lock(seen)
@@ -124,14 +131,24 @@ def _status_lines(found: Target, data: dict[str, Any]) -> list[str]:
 @command("start", changes=True)
 @target_options
 def start(app: App, target: str, node: str | None) -> int:
-    """Start a container; done when the node's task is OK and the container is seen running."""
+    """Start a container; done when the node's task is OK and the container is seen running.
+
+    \b
+    Example:
+      opsctl ct start glm5 --yes
+    """
     return _change(app, target, node, "start", "running", {}, 180.0)
 
 
 @command("stop", changes=True)
 @target_options
 def stop(app: App, target: str, node: str | None) -> int:
-    """Stop a container at once, as pulling its plug does. `ct shutdown` is the clean way."""
+    """Stop a container at once, as pulling its plug does. `ct shutdown` is the clean way.
+
+    \b
+    Example:
+      opsctl ct stop 129 --dry-run
+    """
     return _change(app, target, node, "stop", "stopped", {}, 180.0)
 
 
@@ -149,7 +166,12 @@ _timeout = click.option(
 @target_options
 @_timeout
 def shutdown(app: App, target: str, node: str | None, timeout: int) -> int:
-    """Shut a container down cleanly; what does not end in time is left running and told (exit 20)."""
+    """Shut a container down cleanly; what does not end in time is left running and told (exit 20).
+
+    \b
+    Example:
+      opsctl ct shutdown glm5 --timeout 120
+    """
     given = {"timeout": timeout, "forceStop": 0}
     return _change(app, target, node, "shutdown", "stopped", given, timeout + 120.0)
 
@@ -158,7 +180,12 @@ def shutdown(app: App, target: str, node: str | None, timeout: int) -> int:
 @target_options
 @_timeout
 def reboot(app: App, target: str, node: str | None, timeout: int) -> int:
-    """Shut a container down and start it again, with its configuration of now."""
+    """Shut a container down and start it again, with its configuration of now.
+
+    \b
+    Example:
+      opsctl ct reboot 129 --yes
+    """
     return _change(app, target, node, "reboot", "running", {"timeout": timeout}, timeout + 240.0)
 
 

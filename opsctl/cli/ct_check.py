@@ -21,9 +21,12 @@ def check(app: App, target: str, node: str | None) -> int:
     on the node leaves the container's library behind: all of them look like GPU trouble. Each finding
     names the line to add; nothing is changed.
 
-    \b
     Exit codes: 0 as it must be (doubts are told); 20 something keeps a GPU from working;
     21 the container does not run, so its inside could not be looked at.
+
+    \b
+    Example:
+      opsctl ct check glm5
     """
     from opsctl.passthrough import examine
 

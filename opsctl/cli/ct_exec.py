@@ -43,6 +43,10 @@ def exec_(
 
     It is not asked for: the command line is the order. Its output is passed on. Exit 0: it ended with
     0; 20: it ended with another code, or not in time; 21: its end was not seen.
+
+    \b
+    Example:
+      opsctl ct exec glm5 -- nvidia-smi -L
     """
     from opsctl.containers import container_transport, find_place
     from opsctl.session import open_hosts

@@ -30,6 +30,7 @@ def fix_devices(app: App, target: str, node: str | None) -> int:
     Examples:
       opsctl ct fix-devices 129 --dry-run
       opsctl ct fix-devices glm5 --yes
+
     Exit codes: 0 nothing is left to mend in the configuration; 20 something else keeps a GPU from
     working (it is named); 50 refused.
     """

@@ -47,6 +47,10 @@ def snapshot(
 
     Old ones are deleted only after the new one is seen. A storage that cannot take snapshots is
     told as the node tells it (exit 20), and nothing is deleted.
+
+    \b
+    Example:
+      opsctl ct snapshot glm5 --reason "before the patch" --keep 3 --yes
     """
     from opsctl.domain.container import DAY_S, prunable, snapshot_name
 
@@ -113,6 +117,10 @@ def rollback(app: App, target: str, node: str | None, name: str, start_after: bo
     """Bring a container back to snapshot NAME. What was written since is lost; it ends stopped.
 
     A container that was running is stopped by it, and started again only with --start.
+
+    \b
+    Example:
+      opsctl ct rollback glm5 before-driver --start --dry-run
     """
     with open_target(app, target, node) as found:
         known = [str(item.get("name")) for item in found.container.snapshots()]

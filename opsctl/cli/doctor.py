@@ -29,6 +29,7 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
       opsctl doctor              everything in the site file
       opsctl doctor glm5 --all   one server and the hosts that it touches
       opsctl doctor gpu1 --json  one host, for a script
+
     Exit codes: 0 nothing is bad or unknown (warnings are told); 20 something is bad; 21 something could
     not be told; 30 or 40 a host was not reached.
     """

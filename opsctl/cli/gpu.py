@@ -23,6 +23,11 @@ def gpu() -> None:
     `opsctl gpu verify HOST --json` exits 0 only when every GPU is proven free: memory at its idle
     baseline plus a margin by NVML's v2 count, and no compute process. 20: seen in use. 21: could
     not be told.
+
+    \b
+    Examples:
+      opsctl gpu status gpu1
+      opsctl gpu wait glm5 --timeout 60
     """
 
 
@@ -45,7 +50,12 @@ def _expect_option(function: Any) -> Any:
 )
 @_expect_option
 def status(app: App, target: str, learn: bool, expect: int | None) -> int:
-    """Show memory, holders, baseline and health of each GPU; exit 21 when they could not be read."""
+    """Show memory, holders, baseline and health of each GPU; exit 21 when they could not be read.
+
+    \b
+    Example:
+      opsctl gpu status gpu1
+    """
     from opsctl.domain.gpu_health import judge_health
     from opsctl.steps.gpu_memory import health_data, memory_data
 
@@ -81,6 +91,10 @@ def verify(app: App, target: str, expect: int | None) -> int:
     """Exit 0 only when every GPU is proven free; 20 when one is in use; 21 when it could not be told.
 
     Each idle card that is proven free teaches its baseline to the state folder.
+
+    \b
+    Example:
+      opsctl gpu verify glm5 --json
     """
     from opsctl.domain.gpu import IDLE_MARGIN_BYTES
     from opsctl.domain.gpu_health import learn_baselines
@@ -103,7 +117,12 @@ def verify(app: App, target: str, expect: int | None) -> int:
 )
 @_expect_option
 def wait(app: App, target: str, timeout: float, expect: int | None) -> int:
-    """Wait until every GPU is proven free, at most --timeout seconds; exit codes as for verify."""
+    """Wait until every GPU is proven free, at most --timeout seconds; exit codes as for verify.
+
+    \b
+    Example:
+      opsctl gpu wait glm5 --timeout 60
+    """
     from opsctl.steps.watching import MemoryPoll
 
     with open_target(app, target, expect) as cards:

@@ -27,6 +27,10 @@ def probe(app: App, server: str, timeout: float) -> int:
     Allocates 64 MiB, multiplies two matrices of small integers (the CPU's product must be met
     exactly), and copies between neighbours. Finds the card that answers NVML and does not compute.
     Exit 0: all compute; 20: one does not; 21: not measured (no torch, no CUDA, no GPU).
+
+    \b
+    Example:
+      opsctl gpu probe glm5
     """
     from dataclasses import asdict
 

@@ -107,7 +107,12 @@ def write_html(
 @command("show")
 @click.argument("run", metavar="RUN")
 def show(app: App, run: str) -> int:
-    """Show one run: attempt, steps, findings, result. RUN: its id, a part of it, or last."""
+    """Show one run: attempt, steps, findings, result. RUN: its id, a part of it, or last.
+
+    \b
+    Example:
+      opsctl show 3f2a
+    """
     from opsctl.ledger import Ledger
 
     ledger = Ledger.open(app.state())

@@ -116,6 +116,10 @@ def status(
     """Say for each patch of the server: applied, absent, drifted, conflict, superseded.
 
     Exit 20 when a patch of the series is not applied (or, with IDs, is drifted or in conflict).
+
+    \b
+    Example:
+      opsctl patch status glm5 --all-files
     """
     from opsctl.steps.patch import findings_of
 
@@ -144,7 +148,12 @@ def status(
 @ids_argument
 @patches_option
 def diff(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> int:
-    """Show what an apply would change in the host's files, as a unified diff; changes nothing."""
+    """Show what an apply would change in the host's files, as a unified diff; changes nothing.
+
+    \b
+    Example:
+      opsctl patch diff glm5 spec-disable-v2
+    """
     from opsctl.domain.hunks import unified
     from opsctl.steps.patch_plan import plan_apply
 
@@ -170,7 +179,13 @@ def diff(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> in
 def apply(
     app: App, server: str, ids: tuple[str, ...], allow_known_bad: bool, folder: Path | None
 ) -> int:
-    """Apply the server's patches (or those named): all files or none, proven in a fresh process."""
+    """Apply the server's patches (or those named): all files or none, proven in a fresh process.
+
+    \b
+    Examples:
+      opsctl patch apply glm5 --dry-run
+      opsctl patch apply glm5 spec-disable-v2 --yes
+    """
     from opsctl.steps.patch_plan import plan_apply
 
     with open_work(app, server, ids, folder) as work:
@@ -187,7 +202,12 @@ def apply(
 @ids_argument
 @patches_option
 def revert(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> int:
-    """Take the server's patches (or those named) away, byte for byte."""
+    """Take the server's patches (or those named) away, byte for byte.
+
+    \b
+    Example:
+      opsctl patch revert glm5 spec-disable-v2 --dry-run
+    """
     from opsctl.steps.patch_plan import plan_revert
 
     with open_work(app, server, ids, folder) as work:
@@ -240,7 +260,12 @@ def _nothing(action: str, work: Work) -> str:
 @ids_argument
 @patches_option
 def verify(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> int:
-    """Prove in a fresh process that the patches of the server stand and import; changes nothing."""
+    """Prove in a fresh process that the patches of the server stand and import; changes nothing.
+
+    \b
+    Example:
+      opsctl patch verify glm5
+    """
     from opsctl.steps.patch import findings_of, prove
     from opsctl.steps.patch_plan import plan_apply
 
@@ -274,7 +299,12 @@ def verify(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> 
 @click.argument("server")
 @patches_option
 def log(app: App, server: str, folder: Path | None) -> int:
-    """Show what was applied and reverted on the server's host, by whom, and what was rolled back."""
+    """Show what was applied and reverted on the server's host, by whom, and what was rolled back.
+
+    \b
+    Example:
+      opsctl patch log glm5
+    """
     with open_work(app, server, (), folder) as work:
         records = work.agent.call("patch.log", work.target.request(), timeout_s=30.0)["records"]
 

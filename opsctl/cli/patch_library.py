@@ -22,7 +22,12 @@ patches_option = click.option(
 @command("list")
 @patches_option
 def list_command(app: App, folder: Path | None) -> int:
-    """List the patches that are known, with their versions and status."""
+    """List the patches that are known, with their versions and status.
+
+    \b
+    Example:
+      opsctl patch list
+    """
     from opsctl.patch_library import load_library
     from opsctl.site import load_site
 
@@ -58,7 +63,12 @@ def list_command(app: App, folder: Path | None) -> int:
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @patches_option
 def check_command(app: App, ids: tuple[str, ...], folder: Path | None) -> int:
-    """Check the library: format, pinned hashes, diffs, references, code that compiles."""
+    """Check the library: format, pinned hashes, diffs, references, code that compiles.
+
+    \b
+    Example:
+      opsctl patch check
+    """
     from opsctl.patch_library import check_patch, find_patch, load_library
     from opsctl.site import load_site
 
@@ -89,6 +99,10 @@ def new_command(
 
     Writes VERSION.diff, the added files, and prints the variant for patch.yaml; a new patch gets a
     patch.yaml to fill in.
+
+    \b
+    Example:
+      opsctl patch new my-fix --version 0.5.9 --old shipped/sglang --new changed/sglang
     """
     from opsctl.patch_author import write_variant
     from opsctl.resources import folder as shipped
@@ -122,7 +136,12 @@ def test_command(
     python: str | None,
     folder: Path | None,
 ) -> int:
-    """Try a patch on fresh wheels: download, unpack, apply, compile, import, revert, compare bytes."""
+    """Try a patch on fresh wheels: download, unpack, apply, compile, import, revert, compare bytes.
+
+    \b
+    Example:
+      opsctl patch test spec-disable-v2 --version 0.5.9
+    """
     from opsctl.patch_library import find_patch, load_library
     from opsctl.patch_trial import exact_versions, try_patch
     from opsctl.site import load_site

@@ -15,12 +15,23 @@ if TYPE_CHECKING:
 
 @click.group("playbook")
 def playbook() -> None:
-    """List, show and check playbooks: which steps a run does, in which order."""
+    """List, show and check playbooks: which steps a run does, in which order.
+
+    \b
+    Examples:
+      opsctl playbook list
+      opsctl playbook show restart
+    """
 
 
 @command("list")
 def list_command(app: App) -> int:
-    """List the playbooks that ship with opsctl, and the steps that a playbook may use."""
+    """List the playbooks that ship with opsctl, and the steps that a playbook may use.
+
+    \b
+    Example:
+      opsctl playbook list
+    """
     from opsctl.playbook import find, load, shipped
     from opsctl.steps import STEPS
 
@@ -35,9 +46,14 @@ def list_command(app: App) -> int:
 
 
 @command("show")
-@click.argument("name")
+@click.argument("name", metavar="PLAYBOOK")
 def show_command(app: App, name: str) -> int:
-    """Show a playbook with its inputs and what each step does."""
+    """Show a playbook with its inputs and what each step does.
+
+    \b
+    Example:
+      opsctl playbook show restart
+    """
     from opsctl.playbook import find, load
 
     book = load(find(name))
@@ -48,7 +64,12 @@ def show_command(app: App, name: str) -> int:
 @command("check")
 @click.argument("names", nargs=-1, required=True)
 def check_command(app: App, names: tuple[str, ...]) -> int:
-    """Check playbooks (names, or paths that end in .yaml): exit 10 with file and line on a mistake."""
+    """Check playbooks (names, or paths that end in .yaml): exit 10 with file and line on a mistake.
+
+    \b
+    Example:
+      opsctl playbook check mine.yaml
+    """
     from opsctl.playbook import find, load
 
     checked = [load(find(name)).name for name in names]

@@ -21,6 +21,11 @@ def resume(app: App, run: str | None) -> int:
 
     It looks first and does only what is missing: a server that RUN has launched is found by the run's
     id and never launched a second time.
+
+    \b
+    Examples:
+      opsctl resume             what is open
+      opsctl resume 3f2a --yes
     """
     from opsctl.ledger import Ledger
     from opsctl.runner import RESUMABLE

@@ -18,6 +18,10 @@ def speculation() -> None:
 
     `speculation: {disable_above: N}` of a server is a wish. What fulfils it depends on the installed
     version and the set-up: a launch flag, a source patch, or nothing can.
+
+    \b
+    Example:
+      opsctl speculation explain glm5
     """
 
 
@@ -33,6 +37,10 @@ def explain(app: App, server: str, folder: Path | None) -> int:
     """Say by what `disable_above` is fulfilled on the server's host, with the launch arguments.
 
     Exit 50 when nothing can fulfil it.
+
+    \b
+    Example:
+      opsctl speculation explain glm5
     """
     from opsctl.cli.patch import open_work
     from opsctl.domain.speculation import Means, resolve

@@ -74,7 +74,6 @@ def stop(
     A process is the server's when the launch record, its unit, or its command line with owner and
     port prove it. Nothing else is signalled: other holders of the GPUs are named and left alone.
 
-    \b
     Exit codes: 0 stopped and GPU memory proven free (also when it was stopped already);
     20 something is still there, or listens on its port; 21 GPU memory could not be told;
     50 refused, nothing signalled.
@@ -98,6 +97,10 @@ def kill(app: App, server: str, timeout: float | None, evict: tuple[int, ...], s
     verified as it is signalled, and GPU memory is proven free. What is lost: requests in flight,
     and the server's own cleaning up, so shared memory may stay (see --sweep). Use it when the
     server hangs and nobody waits for its answers; otherwise `opsctl stop` does the same with grace.
+
+    \b
+    Example:
+      opsctl kill glm5 --dry-run
     """
     return _run(app, server, {"hard": True, "evict": evict}, "kill", timeout, sweep)
 

@@ -26,6 +26,7 @@ DATA: dict[str, str] = {
     "ct-status/1": "containers:status",
     "ct-stop/1": "containers:change",
     "diagnose/1": "measured:diagnose",
+    "doctor/1": "machine:doctor",
     "gpu-probe/1": "machine:gpu_probe",
     "gpu-status/1": "machine:gpu_status",
     "gpu-verify/1": "machine:gpu_verify",

@@ -183,6 +183,23 @@ def gpu_step() -> Schema:
     )
 
 
+def doctor() -> Schema:
+    """Every precondition with its state."""
+    state = one_of("ok", "warn", "bad", "unknown")
+    check = record(
+        {
+            "name": say(TEXT, "Stable name of the check."),
+            "state": say(state, "unknown: it could not be looked at."),
+            "text": say(TEXT, "The reason, one sentence."),
+            "subject": say(TEXT, "A host or a server."),
+            "next": say(TEXT, "The mend; may be empty."),
+        }
+    )
+    counts = record({"ok": WHOLE, "warn": WHOLE, "bad": WHOLE, "unknown": WHOLE})
+    data = record({"checks": listing(check), "counts": counts})
+    return {**data, "outcomes": ["ok", "warn", "bad", "unknown"]}
+
+
 def status() -> Schema:
     from opsctl.facts import GpuReport, Host, Leftover, Package
     from opsctl.status import ContainerView
