@@ -9,7 +9,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.in_lab import time_opsctl
 from benchmarks.measure import Figure
 from tests.lab.fixture import Lab
 from tests.lab.instance import find_instance
@@ -67,7 +69,7 @@ def run() -> list[Figure]:
     if record is None or record.mode != "hosts":
         return []
     lab = Lab(instance, record)
-    opsctl(lab, "stop", "plain", "--dry-run")  # compiles what an installation has compiled
+    stop(lab, "--dry-run")  # compiles what an installation has compiled
     stops = [one_stop(lab) for _ in range(ROUNDS)]
     inside, total, ending = (
         statistics.median(getattr(stop, name) for stop in stops)
@@ -108,29 +110,20 @@ def one_stop(lab: Lab) -> Stop:
     with lab.popen(lab.host_argv("gpu1", ["python3", "-c", ORACLE, *pids])) as oracle:
         assert oracle.stdout is not None
         assert oracle.stdout.readline() == b"watching\n"
-        took_s, text = opsctl(lab, "stop", "plain", "--yes", "--json")
-        seconds = json.loads(text)["data"]["seconds"]
+        total_ms, document = stop(lab, "--yes")
+        seconds = document["data"]["seconds"]
         truth = json.loads(oracle.stdout.readline())
     return Stop(
-        total_ms=took_s * 1000,
+        total_ms=total_ms,
         ending_ms=seconds["ending"] * 1000,
         inside_ms=(seconds["total"] - seconds["ending"]) * 1000,
         proof_ms=(seconds["proven_at"] - max(truth["last_exit"], truth["freed"])) * 1000,
     )
 
 
-def opsctl(lab: Lab, *words: str) -> tuple[float, str]:
-    """Run opsctl on the lab's control machine; return the seconds of the whole process, and its output."""
+def stop(lab: Lab, *words: str) -> tuple[float, Any]:
     with tempfile.TemporaryDirectory() as state:
-        argv = [sys.executable, "-m", "opsctl", *words, "--state", state]
-        inner = (
-            "import subprocess,sys,time; from benchmarks.measure import as_installed; env=as_installed(); "
-            f"t=time.time(); d=subprocess.run({argv!r},capture_output=True,env=env); "
-            "print(time.time()-t); sys.stdout.buffer.write(d.stdout)"
-        )
-        done = lab.run([sys.executable, "-c", inner])
-        took, _, text = done.stdout.partition("\n")
-        return float(took), text
+        return time_opsctl(lab, "stop", "plain", *words, "--state", state)
 
 
 def one_liner(lab: Lab) -> float:

@@ -55,16 +55,21 @@ class Work:
     series: tuple[str, ...]  # the ids asked for, else the server's
     name: str
 
-    def look(self, **options: Any) -> list[Any]:
-        """Look once per package that the series touches; at the shipped patches' package without a series."""
+    def look(self, before: Sequence[Any] = (), **options: Any) -> list[Any]:
+        """Look once per package that the series touches; at the shipped patches' package without a series.
+
+        ``before``: what an earlier look of this command returned.
+        """
         from opsctl.steps.patch import look
 
         ids = self.series or tuple(self.library)
         packages = list(
             dict.fromkeys((self.library[i].package, self.library[i].module) for i in ids)
         )
+        known = {(one.package, one.module): one for one in before}
+        where = (self.agent, self.target, self.library)
         return [
-            look(self.agent, self.target, self.library, package, first=self.series, **options)
+            look(*where, package, first=self.series, before=known.get(package), **options)
             for package in packages
         ]
 
@@ -72,12 +77,9 @@ class Work:
 @contextmanager
 def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) -> Iterator[Work]:
     """Read site and library, and connect to the server's host for as long as the block runs."""
-    from opsctl.agent.client import connect
-    from opsctl.patch_library import find_patch, load_library
-    from opsctl.session import transport_entry
+    from opsctl.session import open_hosts
     from opsctl.site_cache import load_site
     from opsctl.steps.patch import target_of
-    from opsctl.transport import open_transport
 
     site = load_site(app.site_path)
     if server not in site.servers:
@@ -87,20 +89,15 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
         )
     entry = site.servers[server]
     target = target_of(entry, server)
-    library = load_library(folder or site.patch_folder)
-    series = tuple(ids) or tuple(entry.patches)
-    for one in series:
-        find_patch(library, one)
+    with open_hosts(site) as hosts:
+        hosts.begin([entry.host])
+        from opsctl.patch_library import find_patch, load_library  # while the host starts the agent
 
-    def host(name: str) -> Mapping[str, Any]:
-        return transport_entry(site.hosts[name])
-
-    transport = open_transport(host(entry.host), host)
-    try:
-        with connect(transport) as agent:
-            yield Work(agent, target, library, series, server)
-    finally:
-        transport.close()
+        library = load_library(folder or site.patch_folder)
+        series = tuple(ids) or tuple(entry.patches)
+        for one in series:
+            find_patch(library, one)
+        yield Work(hosts.agent(entry.host), target, library, series, server)
 
 
 @command("status")
@@ -239,7 +236,7 @@ def _carry_out(app: App, work: Work, seen: Sequence[Any], plans: Sequence[Any], 
         click.echo("\n".join(lines), err=True)
     app.confirm("go on?")
     data["transactions"] = execute_all(work.agent, busy)
-    after = work.look()
+    after = work.look(before=seen)
     findings += [found for one in after if (found := restart_finding(one))]
     reports = shown(after, work.series)
     data |= {"patches": patch_rows(reports), "packages": package_rows(after)}

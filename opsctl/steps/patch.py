@@ -48,6 +48,7 @@ def look(
     first: Sequence[str] = (),
     recover: bool = True,
     verify_all: bool = False,
+    before: Look | None = None,
 ) -> Look:
     """Find the package, hash its files, and compute the state of every known patch of it.
 
@@ -59,18 +60,14 @@ def look(
         first: ids in the order in which they are applied; the other patches follow by name.
         recover: finish or undo a transaction that was cut; False only reports it.
         verify_all: compare every file of the package with its RECORD too.
+        before: an earlier look of the same command at the same package, whose place is taken over.
 
     Raises:
         CheckFailed: exit 20, when the interpreter imports no such package.
         AgentError, TransportError: when it could not be looked at.
     """
     distribution, module = package
-    found = _call(
-        agent,
-        "patch.locate",
-        {**target.request(), "distribution": distribution, "module": module},
-        LOOK_TIMEOUT_S,
-    )
+    found = before.found if before is not None else _locate(agent, target, distribution, module)
     if found["root"] is None or found["version"] is None:
         raise CheckFailed(
             f"{target.interpreter} imports no installed {distribution}",
@@ -112,7 +109,13 @@ def look(
         tuple(reports),
         contents,
         seen,
+        found,
     )
+
+
+def _locate(agent: Agent, target: Target, distribution: str, module: str) -> Mapping[str, Any]:
+    request = {**target.request(), "distribution": distribution, "module": module}
+    return _call(agent, "patch.locate", request, LOOK_TIMEOUT_S)
 
 
 def _where_else(found: Mapping[str, Any]) -> str:

@@ -48,6 +48,9 @@ class Look:
     reports: tuple[PatchReport, ...]
     contents: Mapping[str, bytes | None]
     raw: Mapping[str, Any]  # the agent's reply
+    found: Mapping[
+        str, Any
+    ]  # where the interpreter imports it from: the agent's reply to patch.locate
 
     def report(self, one: str) -> PatchReport | None:
         return next((report for report in self.reports if report.patch.id == one), None)
