@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from opsctl.sglang.frame import Framed, read_framed
+
 _load = json.JSONDecoder().decode  # json.loads looks at its options for each call
 GOOD_FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
+Document = tuple[float, dict[str, Any] | int]
 Event = tuple[float, bytes]  # when its last byte arrived, and what its data: lines hold
 
 
@@ -88,28 +91,43 @@ def decode(
         if body.lstrip()[:1] in (b"{", b"["):  # an answer that was not streamed at all
             events, rest = [(times[-1], body)], b""
     reply = Reply()
-    join = _join_generate if api == "generate" else _join_openai
-    documents: list[tuple[float, dict[str, Any]]] = []
     wanted = [
         event
         for event in events
         if event[1][:1] == b"{" or event[1].strip() not in (b"[DONE]", b"")
     ]
     reply.done = any(data.strip() == b"[DONE]" for _, data in reversed(events))
-    for (at_s, data), document in zip(wanted, _load_all(wanted), strict=True):
-        if isinstance(document, dict):
-            documents.append((at_s, document))
-        elif document is None:
-            reply.broken = reply.broken or data[:80].decode("utf-8", "replace")
+    framed = None if api == "generate" else read_framed(wanted)
+    documents = _documents(reply, wanted, framed)
     if rest.rstrip(b"\r\n") == b"[DONE]":
         reply.done = True  # its blank line is missing: some servers close right after the marker
     elif rest.strip():
         reply.broken = reply.broken or rest[:80].decode("utf-8", "replace")
-    for _, document in documents:
-        if "error" in document or "choices" not in document:
-            _take_error(reply, document)
-    join(reply, documents)
+    if api == "generate":
+        _join_generate(reply, documents)
+    else:
+        _join_openai(reply, documents, framed)
     return reply
+
+
+def _documents(reply: Reply, events: Sequence[Event], framed: Framed | None) -> list[Document]:
+    """Return each event's document; where its chunk is framed, the number of its place instead."""
+    known = framed.chunks if framed is not None else {}
+    parsed = [event for place, event in enumerate(events) if place not in known]
+    rest = iter(_load_all(parsed))
+    documents: list[Document] = []
+    for place, (at_s, data) in enumerate(events):
+        if place in known:
+            documents.append((at_s, place))
+            continue
+        document = next(rest)
+        if isinstance(document, dict):
+            documents.append((at_s, document))
+            if "error" in document or "choices" not in document:
+                _take_error(reply, document)
+        elif document is None:
+            reply.broken = reply.broken or data[:80].decode("utf-8", "replace")
+    return documents
 
 
 def _load_all(events: Sequence[Event]) -> list[Any]:
@@ -147,11 +165,12 @@ def _take_error(reply: Reply, document: dict[str, Any]) -> None:
     reply.error = str(error)[:500]
 
 
-def _join_generate(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) -> None:
+def _join_generate(reply: Reply, documents: list[Document]) -> None:
     texts: list[str] = []
     ids: list[list[int]] = []
     counts: list[int | None] = []
     for at_s, document in documents:
+        assert isinstance(document, dict)  # this route has no frames
         text = document.get("text")
         tokens = document.get("output_ids")
         meta = document.get("meta_info")
@@ -190,16 +209,18 @@ def _take_generate_finish(reply: Reply, finish: Any) -> None:
         reply.finish = finish
 
 
-def _join_openai(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) -> None:
+def _join_openai(reply: Reply, documents: list[Document], framed: Framed | None) -> None:
     texts: list[str] = []
     counts: list[int | None] = []
+    if framed is not None and isinstance(framed.sample.get("usage"), dict):
+        _take_usage(reply, framed.sample["usage"])
     for at_s, document in documents:
-        usage = document.get("usage")
-        count = None
-        if isinstance(usage, dict):
-            count = _number(usage.get("completion_tokens"))
-            _take_usage(reply, usage)
-        said = _take_choices(reply, document.get("choices"))
+        if isinstance(document, int):
+            assert framed is not None
+            said, count = framed.chunks[document]
+            reply.tokens = reply.tokens if count is None else count
+        else:
+            said, count = _take_chunk(reply, document)
         if said:
             texts.append(said)
             reply.chunk_s.append(at_s)
@@ -208,6 +229,16 @@ def _join_openai(reply: Reply, documents: list[tuple[float, dict[str, Any]]]) ->
             counts[-1] = count  # the last chunk's count came with the usage after it
     reply.text = "".join(texts)
     _keep_counts(reply, counts)
+
+
+def _take_chunk(reply: Reply, document: dict[str, Any]) -> tuple[str, int | None]:
+    """Take one parsed chunk; return its text, and the tokens so far where it tells them."""
+    usage = document.get("usage")
+    count = None
+    if isinstance(usage, dict):
+        count = _number(usage.get("completion_tokens"))
+        _take_usage(reply, usage)
+    return _take_choices(reply, document.get("choices")), count
 
 
 def _take_choices(reply: Reply, choices: Any) -> str:

@@ -20,6 +20,7 @@ LAG_MEAN_LIMIT_S = 0.025
 LAG_P90_LIMIT_S = 0.100
 LAG_SAMPLES = 8
 
+BUSY = frozenset({408, 429, 503})  # SGLang tells a full queue inside a 200, too
 CLIENT_ERRORS = frozenset({400, 413, 422})
 CLIENT_KINDS = frozenset({"client-error", "client-limit"})
 
@@ -110,6 +111,10 @@ def _failure(exchange: Exchange, job: Job, reply: Reply) -> tuple[str | None, st
         return wire[ended], exchange.error
     if reply.error is not None:
         kind = "stream-abort" if reply.finish == "abort" else "stream-error"
+        if reply.error_status in BUSY:
+            kind = "server-busy"
+        elif reply.error_status in CLIENT_ERRORS:
+            kind = "client-error"
         return kind, reply.error
     if reply.finish == "abort":
         return "stream-abort", "finish_reason abort"
@@ -127,7 +132,7 @@ def _status_failure(status: int, reply: Reply, exchange: Exchange) -> tuple[str,
         return "wrong-key", detail
     if status in (404, 405):
         return "not-found", detail
-    if status in (408, 429, 503):
+    if status in BUSY:
         return "server-busy", detail
     return ("server-error" if status >= 500 else "bad-status"), detail
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from opsctl.cli import run
 from tests.lab.sglang import environment, launch
-from tests.wire.ground import free_port
+from tests.lab.sglang.server import free_port
 
 VERSION = "0.5.12.post1"
 READY_S = 300
@@ -34,17 +34,29 @@ pytestmark = [
 
 
 class Real:
-    """One real server and the site file that names it ``s``."""
+    """One real server and the site file that names it ``s``.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where its log, its site file and the state are.
+        argv: makes the command line from the usual one.
+        flags: further flags of SGLang.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        argv: Callable[[list[str]], list[str]] = lambda usual: usual,
+        **flags: str | int | bool,
+    ) -> None:
         self.folder = folder
         port = free_port()
-        how = launch.launch(VERSION, port)
+        how = launch.launch(VERSION, port, **flags)
+        command = argv(how.argv)
         self.log = folder / "server.log"
         entry = {
             "host": "here",
             "port": port,
-            "command": how.argv,
+            "command": command,
             "state_dir": str(folder / "far"),
             "smoke": {"levels": [1, 2, 5, 10], "tokens": 16},
         }
@@ -52,7 +64,7 @@ class Real:
         (folder / "opsctl.yaml").write_text(json.dumps(site))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                how.argv,
+                command,
                 env={**os.environ, **how.env, "PYTHONPATH": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -95,14 +107,18 @@ class Real:
         thread.start()
         return thread
 
+    def end(self) -> None:
+        """Kill whatever is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     server = Real(tmp_path_factory.mktemp("real"))
     yield server
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait(timeout=30)
+    server.end()
 
 
 def smoke(

@@ -277,6 +277,45 @@ def test_a_call_is_answered_while_another_waits(
     assert results[0]["gone"] == [sleeper.pid]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGSEGV, -11), (signal.SIGKILL, -9), (0, 3)])
+def test_the_end_of_a_strangers_child_is_told_with_its_signal(
+    agent: RemoteAgent, number: int, code: int
+) -> None:
+    """The agent is nobody's parent: the code is read while the parent has not collected it yet."""
+    script = (
+        "import subprocess, sys; child = subprocess.Popen(['sh', '-c', 'read x; exit 3'], "
+        "stdin=subprocess.PIPE); print(child.pid, flush=True); sys.stdin.readline(); "
+        "child.stdin.close(); sys.stdin.readline()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    (start,) = [p.identity.start_ticks for p in read_processes(agent) if p.pid == pid]
+
+    def end(event: dict[str, object]) -> None:
+        events.append(event)
+        if "watching" in event and number:
+            os.kill(pid, number)
+        elif "watching" in event:
+            assert parent.stdin is not None
+            parent.stdin.write(b"\n")
+            parent.stdin.flush()
+
+    events: list[dict[str, object]] = []
+    request = {"processes": [{"pid": pid, "start_ticks": start}], "timeout_s": 20}
+    try:
+        agent.call("process.watch", request, timeout_s=25, on_event=end)
+    finally:
+        parent.kill()
+        parent.communicate(timeout=10)
+
+    (exit_event,) = [event for event in events if "exit" in event]
+    assert exit_event["exit_code"] == code
+
+
 def test_a_withdrawn_operation_ends_on_the_host(
     agent: RemoteAgent, sleeper: subprocess.Popen[bytes]
 ) -> None:

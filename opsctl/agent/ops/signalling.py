@@ -207,20 +207,40 @@ def tell_exit(emit: Any, pid: int, start_ticks: int, clock_s: float | None) -> N
             "start_ticks": start_ticks,
             "clock_s": clock_s,
             "monotonic_s": None if clock_s is None else time.monotonic(),
-            "exit_code": exit_code(pid),
+            "exit_code": exit_code(pid, start_ticks),
         }
     )
 
 
-def exit_code(pid: int) -> int | None:
-    """Return the exit code of a child (negative: the signal) without collecting it, None for strangers."""
+def exit_code(pid: int, start_ticks: int) -> int | None:
+    """Return the exit code of a process that has just ended (negative: the signal), None if it is not told.
+
+    A child's is asked for without collecting it; a stranger's stands in /proc until its parent has collected
+    it, for those who may trace it (proc(5), field 52; others read 0).
+    """
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except OSError:
-        return None
+        return zombie_code(pid, start_ticks)
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def zombie_code(pid: int, start_ticks: int) -> int | None:
+    """Return the exit code of a process whose parent has not collected it yet."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stat:
+            fields = stat.read().rpartition(b") ")[2].split()
+        owner = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+    if len(fields) < 50 or fields[0] not in (b"Z", b"X") or int(fields[19]) != start_ticks:
+        return None
+    if os.geteuid() not in (0, owner):
+        return None
+    status = int(fields[49])
+    return -(status & 0x7F) if status & 0x7F else status >> 8
 
 
 def state_of(pid: int) -> str | None:

@@ -112,3 +112,21 @@ def test_request_that_we_cancelled_says_nothing() -> None:
     made.finish(Ended.CANCELLED, 1.0)
 
     assert not read_request(made, "chat").counted
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [(503, "server-busy"), (429, "server-busy"), (400, "client-error"), (500, "stream-abort")],
+)
+def test_abort_inside_a_200_counts_as_its_status_says(status: int, failure: str) -> None:
+    """SGLang tells a full queue, and a prompt that is too long, in a stream that began well."""
+    made = exchange()
+    finish = {"type": "abort", "message": "The request queue is full.", "status_code": status}
+    meta = {"completion_tokens": 4, "finish_reason": finish}
+    made.pieces[-1] = (
+        b"data: " + json.dumps({"text": " word" * 4, "meta_info": meta}).encode() + b"\n\n"
+    )
+
+    request = read_request(made, "generate")
+
+    assert (request.failure, request.detail) == (failure, "The request queue is full.")
