@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from opsctl.errors import ConfigError
 from opsctl.secret import SecretRef, Strict
 from opsctl.site_lookup import SiteLookup, find_site_file
+from opsctl.site_notify import Webhook
 from opsctl.site_proxmox import ProxmoxAccess
 from opsctl.yaml_lines import LocatedYaml, decode_yaml, parse_yaml, read_file, validate
 
@@ -220,6 +221,9 @@ class Site(SiteLookup, Strict):
         None,
         min_length=1,
         description="A folder of your own patches, relative to this file; they go before shipped ones.",
+    )
+    notify: dict[str, Webhook] = Field(
+        default_factory=dict, description="Who is told when a run has ended, by name."
     )
     _path: Path | None = PrivateAttr(None)
 

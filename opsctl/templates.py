@@ -37,6 +37,26 @@ def render_list(name: str, values: dict[str, Any], where: Path | None = None) ->
     return made
 
 
+def render_text(name: str, values: dict[str, Any], path: Path | None = None) -> str:
+    """Return what a text template makes of ``values``: a file of the user's, or ``name`` of those that ship.
+
+    A template sees the values and nothing else: no attributes of objects that would lead further, no files.
+
+    Raises:
+        ConfigError: there is no such file, or the template fails.
+    """
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    file = path or folder("templates") / name
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
+    try:
+        return environment.from_string(file.read_text(encoding="utf-8")).render(values)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"template {file.name} cannot be read", subject=str(file)) from error
+    except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
+        raise ConfigError(f"template {file.name}: {error}", subject=str(file)) from error
+
+
 def quote(value: object) -> str:
     """Return a value as a YAML string in double quotes; only printable ASCII stands as it is."""
     return '"' + "".join(_quoted(letter) for letter in str(value)) + '"'

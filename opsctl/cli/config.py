@@ -97,6 +97,10 @@ def _secrets(site: Any) -> list[tuple[str, Any]]:
         ]
         if server.api_key is not None:
             found.append((f"servers.{name}.api_key", server.api_key))
+    for name, webhook in site.notify.items():
+        for key in ("url", "token", "secret"):
+            if (reference := getattr(webhook, key)) is not None:
+                found.append((f"notify.{name}.{key}", reference))
     return found
 
 

@@ -8,11 +8,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, emit
+from opsctl.cli.notified import tell, telling_errors
 from opsctl.cli.playbook_continue import build_again, look_after_a_cut, stays_open
 from opsctl.output import Document, Finding
 
@@ -68,14 +69,19 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
     if app.dry_run:
         with open_session(site, order.server) as session:
             return show_dry_run(app, order, plan, session)
-    ledger = Ledger.open(app.state())
-    try:
-        run = before.run.id if before else new_run_id()
-        begin(ledger, run, order, before)
-        with open_session(site, order.server) as session:
-            return run_plan(app, order, plan, session, ledger, run, before)
-    finally:
-        ledger.close()
+    begun_s = time.time()
+    with telling_errors(site, order.command, order.server, order.reason):
+        ledger = Ledger.open(app.state())
+        try:
+            run = before.run.id if before else new_run_id()
+            begin(ledger, run, order, before)
+            with open_session(site, order.server) as session:
+                document, text = run_plan(app, order, plan, session, ledger, run, before)
+        finally:
+            ledger.close()
+    begun_s = before.run.started_s if before else begun_s
+    tell(site, document, order.server, order.reason, begun_s)  # the locks are free by now
+    return emit(app, document, text)
 
 
 def with_site_inputs(order: Order, wanted: Mapping[str, Any], known: Mapping[str, Any]) -> Order:
@@ -112,7 +118,8 @@ def run_plan(
     ledger: Ledger,
     run: str,
     before: RunDetail | None,
-) -> int:
+) -> tuple[Document, Callable[[], str]]:
+    """Run the steps, write the end down, and return the document with what a person reads."""
     from opsctl.cli.signals import polite_signals
     from opsctl.runner import CUT, RESUMABLE, Runner
 
@@ -128,7 +135,7 @@ def run_plan(
     # a pass that did nothing leaves the run as it was: cut
     outcome = CUT if is_open and report.outcome not in RESUMABLE else report.outcome
     write_end(ledger, run, document, report, ctx, outcome)
-    return emit(app, document, lambda: describe(document, report, ctx))
+    return document, lambda: describe(document, report, ctx)
 
 
 def make_context(

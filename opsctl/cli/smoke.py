@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opsctl.cli.app import App, command, emit
+
+if TYPE_CHECKING:
+    from opsctl.cli.smoke_flow import Flow
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -109,5 +113,21 @@ def smoke(app: App, server: str | None, url: str | None, **given: Any) -> int:
         return 0
     from opsctl.cli.smoke_flow import Flow
 
-    document, text = Flow(app, server, url, given).run()
+    flow = Flow(app, server, url, given)
+    if server is None or app.dry_run:
+        document, text = flow.run()
+        return emit(app, document, text)
+    return _told(app, flow, server)
+
+
+def _told(app: App, flow: Flow, server: str) -> int:
+    """Run a smoke of a server of the site, and tell its webhooks how it ended."""
+    from opsctl.cli.notified import tell, telling_errors
+    from opsctl.site import load_site
+
+    begun_s = time.time()
+    site = load_site(app.site_path)
+    with telling_errors(site, "smoke", server, None):
+        document, text = flow.run()
+    tell(site, document, server, None, begun_s)
     return emit(app, document, text)

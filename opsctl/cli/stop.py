@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from opsctl.cli.app import App, command, emit
+from opsctl.cli.notified import tell, telling_errors
 from opsctl.cli.stop_record import StopRecord
 from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
@@ -125,7 +126,10 @@ def _run(
         if app.dry_run:
             return _dry_run(app, ctx, step, verb, sweep)
         record = StopRecord(app.state(), ctx.run_id, verb, name, ctx.who)
-        return _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
+        with telling_errors(site, verb, name, None):
+            document, text = _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
+    tell(site, document, name, None, ctx.begun_s)  # the locks are free by now
+    return emit(app, document, text)
 
 
 def _begin_agents(session: ServerSession) -> None:
@@ -158,6 +162,7 @@ def context_of(app: App, session: ServerSession, verb: str) -> StepContext:
         who=who_am_i(),
         reason=f"opsctl {verb} {session.name}",
         state_dir=app.state(),
+        begun_s=time.time(),
     )
 
 
@@ -186,7 +191,7 @@ def _stop(
     timeout_s: float | None,
     sweep: bool,
     begun: float,
-) -> int:
+) -> tuple[Document, Callable[[], str]]:
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
     from opsctl.steps.stop import MEANWHILE_KEY
@@ -223,7 +228,7 @@ def _stop(
     total_s = time.monotonic() - begun
     document = _document(verb, stopped, memory, swept, total_s)
     record.end(document)
-    return emit(app, document, lambda: "\n".join(_text(ctx, stopped, memory, swept, total_s)))
+    return document, lambda: "\n".join(_text(ctx, stopped, memory, swept, total_s))
 
 
 def _document(
