@@ -15,6 +15,8 @@ from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opsctl.agent.client import RemoteAgent
     from opsctl.session import ServerSession
     from opsctl.steps.base import StepContext, StepResult

@@ -152,7 +152,7 @@ def test_a_webhook_that_fails_changes_nothing_but_is_told(ground: Ground) -> Non
         broken = ground.json("restart", "one", "--yes", "--no-smoke")
         received.status, received.location = 307, f"http://127.0.0.1:{other}/"
         moved = ground.json("run", "evidence", "one", "--yes")
-        received.delay_s = 30.0
+        received.delay_s = 300.0
         begun = time.monotonic()
         silent = ground.json("run", "evidence", "one", "--yes")
         seconds = time.monotonic() - begun
@@ -163,7 +163,7 @@ def test_a_webhook_that_fails_changes_nothing_but_is_told(ground: Ground) -> Non
     assert problems(moved) == ["it answered with status 307"]
     assert problems(silent) == ["it gave no answer within 2 s"]
     assert elsewhere.requests == []
-    assert seconds < 25  # its two seconds and one of grace, on a loaded machine
+    assert seconds < 100  # its two seconds, on a loaded machine; the answer would take 300
     done = ground.opsctl("run", "evidence", "one", "--yes")
     assert done.returncode == 0
     assert "team: it could not be reached" in done.stderr
@@ -195,7 +195,7 @@ def test_an_answer_that_never_ends_is_left_behind() -> None:
         thread.join(10)
 
     assert [finding.text for finding in found] == ["it gave no answer in its time"]
-    assert seconds < 10
+    assert seconds < 60  # one and one of grace, on a loaded machine; it never ends by itself
 
 
 def test_only_failures_are_told_when_so_asked_errors_too(ground: Ground) -> None:
