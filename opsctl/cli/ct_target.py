@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,25 +100,14 @@ class Target:
         Raises:
             Interrupted: on Ctrl-C; the node's task is not ended by it, and that is said.
         """
-        over = threading.Event()
-        begun = time.monotonic()
-
-        def tick() -> None:
-            while not over.wait(0.5):
-                self.talk.progress(f"{text}: {time.monotonic() - begun:.0f} s")
-
-        thread = threading.Thread(target=tick, daemon=True, name="progress")
-        thread.start()
         try:
-            yield
+            with self.talk.ticking(text):
+                yield
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted while waiting for: {text}; the node's task goes on without us",
                 next_step=f"look: opsctl ct status {self.word}",
             ) from None
-        finally:
-            over.set()
-            thread.join()
 
 
 @contextmanager

@@ -35,13 +35,15 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
     """
     from dataclasses import asdict
 
+    from opsctl.cli.talk import Talk
     from opsctl.doctor import examine
     from opsctl.domain.doctor import State, exit_code_of
     from opsctl.session import open_hosts
     from opsctl.site import load_site
 
     site = load_site(app.site_path)
-    with open_hosts(site) as hosts:
+    talk = Talk(quiet=app.as_json)
+    with open_hosts(site) as hosts, talk.ticking(f"looking at {target or 'the whole site'}"):
         found = examine(hosts, target)
     code = exit_code_of(found.checks, found.unreached)
     counts = {state.value: sum(c.state is state for c in found.checks) for state in State}

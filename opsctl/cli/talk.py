@@ -7,6 +7,8 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -49,6 +51,30 @@ class Talk:
             elif time.monotonic() >= self._next:
                 self._next = time.monotonic() + EVERY_S
                 click.echo(f"  ... {text}", err=True)
+
+    @contextmanager
+    def ticking(self, text: str) -> Iterator[None]:
+        """Show ``text`` with its seconds while the block runs."""
+        over = threading.Event()
+        begun = time.monotonic()
+
+        def tick() -> None:
+            while not over.wait(0.5):
+                self.progress(f"{text}: {time.monotonic() - begun:.0f} s")
+
+        thread = threading.Thread(target=tick, daemon=True, name="progress")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.end()
+
+    def end(self) -> None:
+        """Take the line of the moment away, before the result is printed."""
+        with self._guard:
+            self._wipe()
 
     def _wipe(self) -> None:
         if self._shown:

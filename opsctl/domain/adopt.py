@@ -162,7 +162,7 @@ def port_of(found: Running, listening: Sequence[int] | None, given: int | None) 
     port = given or found.line.port
     if port is None and listening is not None and len(listening) == 1:
         port = listening[0]
-    if port is not None:
+    if port is not None and 0 < port < 65536:
         return port
     seen = ", ".join(str(one) for one in listening or ()) or "none that can be seen"
     raise CouldNotTell(
@@ -275,7 +275,8 @@ def make_entry(
     log = started.output or ""
     if log.startswith("/") and not log.startswith("/dev/") and not log.endswith("(deleted)"):
         folder = str(PurePosixPath(log).parent)
-        values |= {"log_dir": folder} if folder != DEFAULT_LOG_DIR else {}
+        if folder not in (DEFAULT_LOG_DIR, "/", "/tmp", "/var/tmp"):  # no place for logs to come
+            values["log_dir"] = folder
     secret_flags = [flag for flag in flags if _is_secret_flag(flag)]
     if "api-key" in secret_flags:
         values["api_key"] = {"env": f"{re.sub(r'[^A-Z0-9]+', '_', name.upper())}_API_KEY"}

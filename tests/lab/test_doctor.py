@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from tests.lab import gpus
 from tests.lab.fixture import Lab
 from tests.lab.stopping import alive, cleared, opsctl, serve
+from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
@@ -20,7 +20,7 @@ def doctor(lab: Lab, *words: str) -> tuple[int, dict[tuple[str, str], list[str]]
     """Return exit code, states by (subject, name), and the document."""
     done = lab.opsctl(["doctor", *words, "--json"])
     assert "Traceback" not in done.stderr
-    document = json.loads(done.stdout)
+    document = read_document(done.stdout)
     assert document["schema"] == "opsctl.doctor/1"
     assert document["exit_code"] == done.exit_code
     found: dict[tuple[str, str], list[str]] = {}

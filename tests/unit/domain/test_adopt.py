@@ -100,6 +100,8 @@ def test_port_of_a_config_file_is_the_only_one_that_it_listens_on() -> None:
         port_of(found, (31000, 41000), None)
     with pytest.raises(CouldNotTell):
         port_of(found, None, None)
+    with pytest.raises(CouldNotTell):
+        port_of(found, (), 99999)
 
 
 def started(**changes: object) -> Started:
