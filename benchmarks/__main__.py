@@ -8,7 +8,17 @@ import sys
 
 from benchmarks.measure import Figure
 
-NAMES = ("start_up", "agent_echo", "scan", "status", "stop", "patch", "fleet", "smoke_load")
+NAMES = (
+    "start_up",
+    "agent_echo",
+    "scan",
+    "status",
+    "stop",
+    "patch",
+    "history",
+    "fleet",
+    "smoke_load",
+)
 
 
 def main(names: list[str]) -> int:
