@@ -58,8 +58,8 @@ def _of_log(
         threshold=threshold,
         tp=info.tp,
     )
-    confirmed_by = (level.sign or {}).get("confirmed_by")
-    alive = None if confirmed_by is None else confirmed_by == "generation"
+    sign = level.sign or {}
+    alive = sign.get("port_alive", sign.get("confirmed_by") == "generation" if sign else None)
     hung = level.outcome is Outcome.HUNG
     context = Context(level.concurrency, launch, hung=hung, port_alive=alive)
     found = diagnose(records_of(log_text), context)

@@ -53,8 +53,9 @@ def _category(
 ) -> tuple[str, float, str | None, str | None]:
     if exits:
         words = f"{exits[0]['name']} ended{_how(exits[0])}"
-        signature, normalised = make_signature("child-died", words, ())
-        return "child-died", 0.6, signature, normalised
+        category = "zombie-service" if (level.sign or {}).get("port_alive") else "child-died"
+        signature, normalised = make_signature(category, words, ())
+        return category, 0.6, signature, normalised
     if level.outcome is Outcome.HUNG:
         signature, normalised = make_signature("silent-hang", "", ())
         return "silent-hang", 0.8, signature, normalised
@@ -75,6 +76,8 @@ def _wire(level: LevelReport) -> list[str]:
     """Say what the client saw of its requests."""
     told = []
     sign = level.sign or {}
+    if sign.get("port_alive"):
+        told.append("the port still answers")
     if sign.get("in_flight"):
         told.append(
             f"{sign['in_flight']} requests were in flight and {sign['done_before']} had ended, "

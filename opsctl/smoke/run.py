@@ -35,6 +35,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LIVE_READINGS = 2
 LIVE_GAP_S = 0.1
 NAME_WAIT_S = 0.5
+PORT_DEATH_S = 3.0  # SGLang takes 0.7 s from the end of a scheduler to that of its port
 MIXED = ("short", "long", "prefix", "plain")
 ABORT_AFTER_CHUNKS = 3
 
@@ -114,6 +115,7 @@ class Smoke:
             ):
                 self._on_event("evidence", {})
                 report.evidence = await asyncio.to_thread(self._watch.evidence)
+            await self._look_at_the_port(report)
         finally:
             if self._watch is not None:
                 self._watch.stop()
@@ -405,6 +407,16 @@ class Smoke:
             return verdict
         first = "" if sign.source == "process" else f"; {sign.detail}"
         return Verdict(verdict.outcome, f"{dead.detail}{first}", "process")
+
+    async def _look_at_the_port(self, report: SmokeReport) -> None:
+        """Say of a dead server whether its port outlived it: a main process may take a moment to follow."""
+        for level in report.all_levels:
+            if level.sign is None or level.outcome is not Outcome.CRASHED:
+                continue
+            until = time.monotonic() + PORT_DEATH_S
+            while (alive := await is_listening(self.options.endpoint)) and time.monotonic() < until:
+                await asyncio.sleep(0.1)
+            level.sign["port_alive"] = alive
 
     async def _stay_idle(self, level: LevelReport) -> None:
         """Watch the server become idle: pools are checked then, and some servers die of it."""

@@ -111,6 +111,14 @@ class LocalChannel:
 
     def read(self, timeout_s: float) -> bytes | None:
         deadline = time.monotonic() + timeout_s
+        try:
+            return self._read(deadline)
+        except (OSError, ValueError):
+            if self._out.closed or self._err.closed:  # by another thread, under this read
+                return b""
+            raise
+
+    def _read(self, deadline: float) -> bytes | None:
         while True:
             left_ms = max(0.0, deadline - time.monotonic()) * 1000
             ready = [fd for fd, _ in self._poll.poll(left_ms)]

@@ -104,6 +104,7 @@ def test_real_port_that_answers_with_dead_workers_is_a_crash(
     assert code == 60
     assert document["data"]["levels"][-1]["outcome"] == "crashed"
     assert "sglang::scheduler" in document["data"]["levels"][-1]["reason"]
+    assert document["data"]["diagnosis"]["category"] == "zombie-service"
     assert real.process.poll() is None
 
     code, document = smoke(real, capsys, "--levels", "1,5", *quick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from opsctl.agent.client import connect
 from opsctl.agent.read import read_host
 from opsctl.errors import ConfigError, TransportError
 from opsctl.transport import open_transport
+from opsctl.transport.base import Channel
 from opsctl.transport.local import LocalTransport
 from opsctl.transport.pct import PctTransport, explain_pct
 from opsctl.transport.sudo import explain_sudo
@@ -208,3 +210,24 @@ def test_a_host_entry_becomes_its_transport() -> None:
     assert open_transport({"ssh": "root@[::1]:22"}).name == "ssh:root@::1:22"
     with pytest.raises(ConfigError):
         open_transport({"pct": 129, "via": "pve9"})
+
+
+def test_close_under_a_read_of_another_thread_is_the_end() -> None:
+    """A run that ends while a watch still reads leaves no thread with an error."""
+    results: list[bytes | Exception | None] = []
+
+    def read(channel: Channel) -> None:
+        try:
+            while (data := channel.read(0.05)) != b"":
+                results.append(data)
+            results.append(data)
+        except Exception as error:
+            results.append(error)
+
+    for _ in range(5):
+        channel = LocalTransport().open(["cat"])
+        thread = threading.Thread(target=read, args=(channel,))
+        thread.start()
+        channel.close()
+        thread.join(10)
+        assert results[-1] == b""

@@ -129,8 +129,8 @@ def _from_evidence(best: Evidence, pieces: list[Evidence], run: Run, context: Co
 
 
 def _answers_after_death(run: Run, best: Evidence, context: Context) -> bool:
-    if context.port_alive:
-        return True
+    if context.port_alive is not None:
+        return context.port_alive
     needed = 1 if best.rule == "segfault" else 5
     return run.after_death.answers_ok >= needed and run.after_death.decode_lines == 0
 

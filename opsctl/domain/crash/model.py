@@ -106,7 +106,7 @@ class Context:
         launch: facts of the launch; they win over what the log says.
         patches: ids of the source patches that were in place.
         hung: True when the caller saw requests without a token past its time limit.
-        ports_alive: True when the port still answers although the workers are gone.
+        port_alive: whether the port still answered after the crash; None: not known.
     """
 
     level: int | None = None
