@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 TYPE_CHECKING = False
@@ -10,6 +11,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 
     from opsctl.agent.remote import Context
 
+BOOTED = "/run/systemd/system"  # there when systemd is process 1: sd_booted(3)
 KEYS = "Id,LoadState,ActiveState,SubState,MainPID,Restart,KillMode,ControlGroup,Result"
 
 
@@ -39,7 +41,12 @@ def stop(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
 
 def system_state(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Return ``state``: what systemd says of the whole system (running, degraded, stopping...), else None."""
+    """Return ``state``: what systemd says of the whole system (running, degraded, stopping...), else None.
+
+    Where systemd is not process 1 its systemctl says "offline", always; that is no state of a shutdown.
+    """
+    if not os.path.isdir(BOOTED):
+        return {"state": None}
     try:
         done = systemctl(["is-system-running"], 10.0, context)
     except context.Error:
