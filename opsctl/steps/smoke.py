@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,10 @@ from opsctl.steps.failure import refuse_going_down
 if TYPE_CHECKING:
     from opsctl.session import ServerSession
     from opsctl.sglang.endpoint import Endpoint
+    from opsctl.smoke.agent_watch import AgentWatch
     from opsctl.smoke.run import Options, SmokeReport
+
+logger = logging.getLogger(__name__)
 
 CAUSES = {"crashed": "crashed", "hung": "hung", "failed": "wrong-answers"}
 
@@ -44,9 +48,22 @@ class QuickSmoke:
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
                 report.diagnosis = explain(report, bad, target.watch)
+                keep_log(ctx, target.watch)
         if report.exit_code:
             refuse_going_down(ctx)
         return result_of(ctx, report)
+
+
+def keep_log(ctx: StepContext, watch: AgentWatch | None) -> None:
+    """Keep what the log gained under the bad level, for `opsctl diagnose RUN`; best effort."""
+    text = watch.text if watch is not None else ""
+    if ctx.kept is None or not text:
+        return
+    try:
+        ctx.kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (ctx.kept / "server.log").write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        logger.info("the server's log was not kept: %s", error)
 
 
 def options_of(ctx: StepContext, endpoint: Endpoint) -> Options:

@@ -15,7 +15,7 @@ from tests.lab.fixture import Lab, wait_until
 from tests.lab.stopping import cleared
 from tests.lab.test_restart import mains, with_server
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 WHERE, PORT = "ct129", 30000
 
 

@@ -262,6 +262,8 @@ def test_a_crash_under_load_fails_the_restart_with_bracket_and_diagnosis(ground:
     assert document["data"]["diagnosis"]["category"] == "shape-mismatch"
     history = ground.json("history", "--failed")["data"]["runs"]
     assert history[0]["signature"] == document["data"]["diagnosis"]["signature"]
+    read_again = ground.json("diagnose", "last")
+    assert (read_again["exit_code"], read_again["outcome"]) == (20, "shape-mismatch")
     refused = ground.json("restart", "one", "--yes")
     assert refused["exit_code"] == 50
 
