@@ -76,13 +76,16 @@ def install_api(layer: Layer, instance: Instance) -> None:
 def shared_folders(instance: Instance, vmid: int | None = None) -> list[Path]:
     """Return what a host or container sees, read only, under its path on this machine.
 
-    The cache holds the environments of real SGLang; they were made with the interpreter that runs the
-    lab, so that one is there as well when it is not the distribution's. Container 129 is to patch
-    SGLang: it has the cache in its own root file system, copied on write, where that can be.
+    The cache holds the environments of real SGLang; the interpreters that they were made with, and the
+    one that runs the lab, are there as well when they are not the distribution's. Container 129 is to
+    patch SGLang: it has the cache in its own root file system, copied on write, where that can be.
     """
-    own = Path(sys.base_prefix).resolve()
+    made_with = [
+        python.resolve().parents[1] for python in instance.cache.glob("sglang/*/bin/python")
+    ]
+    pythons = sorted({Path(sys.base_prefix).resolve(), *made_with})
     cache = [] if vmid == SYSTEMD_CT and _cache_is_below_the_root(instance) else [instance.cache]
-    return [*cache, *([] if own.is_relative_to("/usr") else [own])]
+    return [*cache, *(place for place in pythons if not place.is_relative_to("/usr"))]
 
 
 def _cache_is_below_the_root(instance: Instance) -> bool:
