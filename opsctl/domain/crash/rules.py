@@ -61,7 +61,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"Xid .{0,60}: (?:46|48|54|56|57|58|6[1-9]|7[0-9]|8[0-9]|9[1-9]|10[0-9]|11[0-9]|12[0-9]|1[34]\d|15\d|16\d|17\d)\b"
      r"|SXid|fallen off the bus|GPU has fallen|nvidia-nvswitch.*(?:fatal|error)|NVSwitch fatal"),
     ("gpu-lost", "gpu-fault", MACHINE, 0.95,
-     r"NVMLError_GpuIsLost|GPU is lost|Unable to determine the device handle for (?:gpu|GPU)\b(?!.*Insufficient)"
+     r"NVMLError_GpuIsLost|GPU is lost|Unable to determine the device handle for (?:gpu|GPU)\d*\b(?!.*Insufficient)"
      r"|NVML_ERROR_GPU_IS_LOST|NVMLError_ResetRequired|requires? (?:a )?(?:gpu )?reset\b.*GPU"
      r"|\[GPU requires reset\]|NVML_ERROR_RESET_REQUIRED"),
     ("not-ready", "gpu-fault", MACHINE, 0.9, r"Error 802: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"),
