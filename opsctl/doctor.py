@@ -13,6 +13,7 @@ from opsctl.agent.read import read_gpus, read_host, read_leftovers
 from opsctl.containers import Place, find_place, nodes_of, open_container
 from opsctl.doctor_server import examine_server, tried
 from opsctl.domain import doctor as domain
+from opsctl.domain import doctor_gpu
 from opsctl.domain.doctor import Check, State
 from opsctl.domain.launch import tensor_parallel
 from opsctl.errors import AgentError, OpsctlError, TransportError
@@ -132,11 +133,11 @@ def _gpus(hosts: Hosts, agent: RemoteAgent, report: GpuReport, using: Sequence[s
         for name in using
         if hosts.site.servers[name].gpus.expect or hosts.site.servers[name].python
     ]
-    checks = domain.judge_gpus(report, expected=any(one.gpus.expect for one in wanted))
+    checks = doctor_gpu.judge_gpus(report, expected=any(one.gpus.expect for one in wanted))
     if report.state != "ok":
         return checks
     spans = max((tensor_parallel(server_argv(one)) for one in wanted), default=1)
-    return checks + domain.judge_links(agent.call("gpu.links", timeout_s=20.0), spans)
+    return checks + doctor_gpu.judge_links(agent.call("gpu.links", timeout_s=20.0), spans)
 
 
 def examine_node(hosts: Hosts, name: str) -> list[Check]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from opsctl.agent.read import read_gpus
 from opsctl.domain import doctor as domain
-from opsctl.domain import versions
+from opsctl.domain import doctor_gpu, versions
 from opsctl.domain.doctor import Check, State
 from opsctl.domain.gpu import resolve_gpus
+from opsctl.domain.launch import tensor_parallel
 from opsctl.errors import ConfigError, OpsctlError
 from opsctl.facts import GpuReport
 from opsctl.session import ServerSession
@@ -121,6 +122,9 @@ def _launch(session: ServerSession, *, parse: bool) -> list[Check]:
     checks = domain.group_preflight(
         verdict.problems, verdict.unsure, verdict.warnings, parsed=ask_parser
     )
+    checks += doctor_gpu.judge_nccl(
+        session.server.env, tensor_parallel(plan.argv) if report.gpus else 1
+    )
     return checks + _fits(session, surveyed["interpreter"], report, packages)
 
 
@@ -156,7 +160,7 @@ def _fits(
     driver = report.kernel_module_version or report.driver_version
     checks.append(versions.judge_driver(driver, cuda))
     checks += versions.judge_architecture(capabilities, cuda, packages.get("nvcc"))
-    return checks + domain.judge_sm120(server.args, capabilities)
+    return checks + doctor_gpu.judge_sm120(server.args, capabilities)
 
 
 def _patches(session: ServerSession) -> list[Check]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opsctl import adoption
-from opsctl.adoption import Adopted, Options, Place
+from opsctl import adoption, adoption_place
+from opsctl.adoption import Adopted, Options
+from opsctl.adoption_place import Place
 from opsctl.agent.read import read_gpus, read_host
 from opsctl.domain.adopt import Running, find_running
 from opsctl.errors import OpsctlError, TransportError
@@ -51,7 +52,7 @@ def look(hosts: Hosts, place: Place) -> Machine:
     Raises:
         TransportError, AgentError: the machine cannot be looked at.
     """
-    place = adoption.settle_name(hosts, place)
+    place = adoption_place.settle_name(hosts, place)
     agent = hosts.agent(place.host)
     processes, _ = adoption.scan(agent)
     machine = Machine(

@@ -57,16 +57,16 @@ def adopt(
       opsctl adopt --host root@192.0.2.7          the only one there
       opsctl adopt 917 --host pve1 --name glm5    in a container of that node
     """
-    from opsctl import adoption
+    from opsctl import adoption, adoption_place
     from opsctl.session import open_hosts
 
     path, before, text = read_site_file(app.site_path)
     site = site_of(path, text)
     _refuse_taken(path, site, name)
-    place = adoption.place_of(site, host, become=become)
+    place = adoption_place.place_of(site, host, become=become)
     options = adoption.Options(name, model, port, extra_env)
-    with open_hosts(adoption.with_hosts(site, place.added)) as hosts:
-        place = adoption.settle_name(hosts, place)
+    with open_hosts(adoption_place.with_hosts(site, place.added)) as hosts:
+        place = adoption_place.settle_name(hosts, place)
         place, found = adoption.locate(hosts, place, pid)
         adopted = adoption.adopt(hosts, place, found, options)
     if adopted.known_as is not None:
@@ -81,14 +81,16 @@ def adopt(
     shown = "\n".join(_added_lines(text, made))
     if app.dry_run:
         return emit(app, document, lambda: f"{_head(adopted)}\nwould add to {path}:\n{shown}")
-    if not app.yes and not app.as_json:
+    asked = not app.yes and not app.as_json
+    if asked:
         click.echo(f"{_head(adopted)}\nto add to {path}:\n{shown}", err=True)
     app.confirm(f"write this to {path}?")
     from opsctl.site_edit import write_atomically
 
     write_atomically(path, made, before)
     document.outcome = "adopted"
-    return emit(app, document, lambda: f"{_head(adopted)}\n{_written(app, path, adopted)}")
+    head = "" if asked else f"{_head(adopted)}\n"
+    return emit(app, document, lambda: head + _written(app, path, adopted))
 
 
 def read_site_file(explicit: Path | None) -> tuple[Path, bytes | None, str]:

@@ -54,12 +54,14 @@ def init(app: App, words: tuple[str, ...], become: bool) -> int:
         return emit(
             app, document, lambda: f"{_found(machines)}\nwould write {path}:\n{text}".rstrip()
         )
-    if not app.yes and not app.as_json:
+    shown = not app.yes and not app.as_json
+    if shown:
         click.echo(f"{_found(machines)}\nto write to {path}:\n{text}", err=True)
     app.confirm(f"write {path}?")
     write_atomically(path, text, None)
     document.outcome = "written"
-    return emit(app, document, lambda: f"{_found(machines)}\n{_next(app, path, machines)}")
+    head = "" if shown else f"{_found(machines)}\n"
+    return emit(app, document, lambda: head + _next(app, path, machines))
 
 
 def _refuse_existing(path: Path) -> None:
@@ -88,7 +90,7 @@ def _asked(app: App) -> tuple[str, ...]:
 
 
 def _look(words: tuple[str, ...], become: bool) -> list[Machine]:
-    from opsctl import adoption
+    from opsctl import adoption_place
     from opsctl.first_look import look
     from opsctl.session import open_hosts
     from opsctl.site import Site
@@ -97,8 +99,8 @@ def _look(words: tuple[str, ...], become: bool) -> list[Machine]:
     with open_hosts(Site()) as hosts:
         for word in dict.fromkeys(words):
             local = word in ("local", "localhost")
-            place = adoption.place_of(hosts.site, word, become=become and not local)
-            hosts.site = adoption.with_hosts(hosts.site, place.added)
+            place = adoption_place.place_of(hosts.site, word, become=become and not local)
+            hosts.site = adoption_place.with_hosts(hosts.site, place.added)
             machines.append(look(hosts, place))
     return machines
 

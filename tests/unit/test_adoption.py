@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from opsctl.adoption import Place, locate, settle_name, with_hosts
+from opsctl.adoption import locate
+from opsctl.adoption_place import Place, settle_name, with_hosts
 from opsctl.errors import CouldNotTell, SafetyRefusal, UsageError
 from opsctl.facts import Process
 from opsctl.session import Hosts

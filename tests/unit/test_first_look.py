@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.adoption import Adopted, free_name, place_of
-from opsctl.domain.adopt import Entry
+from opsctl.adoption import Adopted
+from opsctl.adoption_place import free_name, place_of
+from opsctl.domain.adopt_entry import Entry
 from opsctl.errors import UsageError
 from opsctl.facts import GpuReport, Host
 from opsctl.first_look import Container, Machine, describe_gpus, parse_containers, site_text

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from opsctl.domain.adopt import (
     KEPT_PREFIXES,
-    Entry,
     Running,
     Started,
     find_running,
-    make_entry,
-    name_for,
     port_of,
-    read_flags,
     refuse_unproven,
     server_of,
 )
+from opsctl.domain.adopt_entry import Entry, make_entry, name_for, read_flags
 from opsctl.domain.launch import flags_of
 from opsctl.domain.launch_line import read_launch_line
 from opsctl.errors import CouldNotTell, SafetyRefusal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.domain import doctor
+from opsctl.domain import doctor, doctor_gpu
 from opsctl.domain.doctor import Check, State, exit_code_of, group_preflight
 from opsctl.domain.preflight import judge_preflight
 from opsctl.facts import GpuReport, Host, Leftover
@@ -88,7 +88,7 @@ def test_nvml_that_hangs_is_unknown_and_a_mismatch_is_bad(
     state: str, expected: bool, verdict: State
 ) -> None:
     """A machine without GPUs is fine only where no server expects one."""
-    (check,) = doctor.judge_gpus(GpuReport(state, None, None, None, ()), expected=expected)
+    (check,) = doctor_gpu.judge_gpus(GpuReport(state, None, None, None, ()), expected=expected)
 
     assert check.state is verdict
 
@@ -98,11 +98,11 @@ def test_health_is_judged_as_the_launch_judges_it() -> None:
     report = GpuReport("ok", None, "580.1", "13.0", (gpu(GPU0), gpu(GPU1, 1)), xids=())
     fatal = "[1.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
 
-    assert states(doctor.judge_gpus(report, expected=True))["gpu-health"] is State.OK
-    unknown = doctor.judge_gpus(replace(report, xids=None), expected=True)
+    assert states(doctor_gpu.judge_gpus(report, expected=True))["gpu-health"] is State.OK
+    unknown = doctor_gpu.judge_gpus(replace(report, xids=None), expected=True)
     assert states(unknown)["gpu-health"] is State.UNKNOWN
     bad = replace(report, xids=(fatal,), gpus=(gpu(GPU0, recovery_action="reboot"),))
-    assert State.BAD in {check.state for check in doctor.judge_gpus(bad, expected=True)}
+    assert State.BAD in {check.state for check in doctor_gpu.judge_gpus(bad, expected=True)}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_persistence_is_told_per_gpu(modes: dict[str, int | None], state: State)
     """NVML that does not answer is not a driver that persists."""
     facts = {"state": "ok", "detail": None, "persistence": modes, "peers": []}
 
-    assert states(doctor.judge_links(facts, 1)) == {"persistence": state}
+    assert states(doctor_gpu.judge_links(facts, 1)) == {"persistence": state}
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_peer_access_counts_where_a_server_spans_gpus(status: int | None, state:
         "peers": [[GPU0, GPU1, status]],
     }
 
-    assert states(doctor.judge_links(facts, 8))["p2p"] is state
-    assert "p2p" not in states(doctor.judge_links(facts, 1))
+    assert states(doctor_gpu.judge_links(facts, 8))["p2p"] is state
+    assert "p2p" not in states(doctor_gpu.judge_links(facts, 1))
     hung = {"state": "timeout", "detail": "no answer", "persistence": {}, "peers": []}
-    assert states(doctor.judge_links(hung, 8)) == {"persistence": State.UNKNOWN}
+    assert states(doctor_gpu.judge_links(hung, 8)) == {"persistence": State.UNKNOWN}
 
 
 def test_rights_python_and_clock() -> None:
@@ -142,6 +142,13 @@ def test_rights_python_and_clock() -> None:
     assert doctor.judge_clock(0.4, 0.01).state is State.OK
     assert doctor.judge_clock(-9.0, 0.01).state is State.WARN
     assert doctor.judge_clock(9.0, 20.0).state is State.OK  # the answer took 20 s
+
+
+def test_switches_that_slow_the_exchange_are_told_where_a_server_spans_gpus() -> None:
+    """NCCL_P2P_DISABLE=1 is a workaround that stays for years if nobody names it."""
+    assert states(doctor_gpu.judge_nccl({"NCCL_P2P_DISABLE": "1"}, 8)) == {"nccl": State.WARN}
+    assert states(doctor_gpu.judge_nccl({"NCCL_P2P_DISABLE": "0"}, 8)) == {"nccl": State.OK}
+    assert doctor_gpu.judge_nccl({"NCCL_P2P_DISABLE": "1"}, 1) == []
 
 
 def test_only_what_is_dead_is_left_over() -> None:
@@ -158,9 +165,9 @@ def test_a_flag_without_effect_on_sm120_is_told_there_only() -> None:
     """The same flag on an H200 is no finding."""
     args = {"enable-flashinfer-allreduce-fusion": True}
 
-    assert states(doctor.judge_sm120(args, [(12, 0)])) == {"sm120": State.WARN}
-    assert states(doctor.judge_sm120({}, [(12, 0)])) == {"sm120": State.OK}
-    assert doctor.judge_sm120(args, [(9, 0)]) == []
+    assert states(doctor_gpu.judge_sm120(args, [(12, 0)])) == {"sm120": State.WARN}
+    assert states(doctor_gpu.judge_sm120({}, [(12, 0)])) == {"sm120": State.OK}
+    assert doctor_gpu.judge_sm120(args, [(9, 0)]) == []
 
 
 def test_the_preflights_verdict_is_taken_over_group_by_group() -> None:

@@ -29,7 +29,13 @@ def context(container: str | None = "129", **server: Any) -> Any:
     return SimpleNamespace(session=session, server=entry, server_name="glm5")
 
 
-@pytest.mark.parametrize("code", sorted(passthrough.REFUSES))
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("module-not-loaded", "uvm-not-loaded", "uvm-no-device", "driver-mismatch"),
+        *("device-stale", "device-is-a-file", "device-missing-inside"),
+    ],
+)
 def test_what_would_kill_the_new_server_refuses(code: str) -> None:
     """The running server has its devices open; the next one would not get them."""
     verdict = passthrough.judge((finding(code),), (), expects=False)
