@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class Preflight:
             verdict.unsure,
             (*verdict.warnings, *passthrough.warnings),
         )
-        return result_of(verdict, plan, surveyed, wish)
+        return result_of(verdict, plan, surveyed, wish, (parser or {}).get("kept_since"))
 
 
 def speculation_problems(
@@ -200,9 +201,13 @@ def is_own_line(server: Any, argv: list[str]) -> bool:
 
 
 def result_of(
-    verdict: Verdict, plan: LaunchPlan, surveyed: Mapping[str, Any], wish: Resolution | None = None
+    verdict: Verdict,
+    plan: LaunchPlan,
+    surveyed: Mapping[str, Any],
+    wish: Resolution | None = None,
+    kept_since_s: float | None = None,
 ) -> StepResult:
-    """Say what stands in the way, or that nothing does."""
+    """Say what stands in the way, or that nothing does; and whether the parser's answer is an earlier one."""
     data: dict[str, Any] = {
         "launch": plan.to_json(),
         "survey": dict(surveyed),
@@ -216,5 +221,9 @@ def result_of(
     version = plan.package_version or "no package version"
     program = f"sglang {version}" if plan.package else PurePosixPath(plan.argv[0]).name
     notes = f", {len(verdict.warnings)} warnings" if verdict.warnings else ""
-    data["summary"] = f"{program}, flags accepted, port and disks fit{notes}"
+    flags = "flags accepted"
+    if kept_since_s is not None:
+        asked = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(kept_since_s))
+        flags += f" (asked {asked} UTC; nothing that the parser reads has changed since)"
+    data["summary"] = f"{program}, {flags}, port and disks fit{notes}"
     return StepResult(StepOutcome.DONE, findings=findings, data=data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # module -> the other operation modules it imports; they are sent first
 MODULES: dict[str, tuple[str, ...]] = {
+    "arguments": ("preflight", "procfs"),
     "adopt": ("procfs",),
     "attempts": ("launch_find",),
     "compute": (),
@@ -42,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 # operation -> its module, where that is not the first word of the operation's name
 PROVIDERS: dict[str, str] = {
+    "preflight.arguments": "arguments",
     "launch.find": "launch_find",
     "launch.records": "launch_find",
     "process.detail": "details",

@@ -1,4 +1,4 @@
-"""Far side of the preflight: measure what a launch needs, and ask the installed parser about its flags."""
+"""Far side of the preflight: measure what a launch needs."""
 
 from __future__ import annotations
 
@@ -42,30 +42,6 @@ if torch:
 print("opsctl-reply:" + json.dumps({"python": sys.version.split()[0], "package": "sglang",
   "package_version": version("sglang"), "package_origin": origin("sglang"),
   "torch_version": version("torch"), "torch_cuda": cuda}))
-"""
-
-# The installed version's own parser. GPUs are hidden: building a parser must not touch a busy one.
-PARSE = """
-import argparse, json, sys
-try:
-    from sglang.srt.server_args import ServerArgs
-    parser = argparse.ArgumentParser(prog="sglang.launch_server")
-    ServerArgs.add_cli_args(parser)
-except Exception as error:
-    print("opsctl-reply:" + json.dumps({"ok": None, "error": "%s: %s" % (type(error).__name__, error)}))
-    sys.exit(0)
-flags = sorted(o for a in parser._actions for o in a.option_strings)
-said = []
-def refuse(message):
-    said.append(message)
-    raise SystemExit(2)
-parser.error = refuse
-try:
-    parser.parse_args(sys.argv[1:])
-    ok = True
-except SystemExit:
-    ok = False
-print("opsctl-reply:" + json.dumps({"ok": ok, "error": said[0] if said else None, "flags": flags}))
 """
 
 
@@ -200,12 +176,6 @@ def interpreter(request: dict[str, Any], context: Context) -> dict[str, Any] | N
     return ask(request, LOOK, [], request.get("timeout_s", 15.0))
 
 
-def arguments(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Let the installed parser read the flags: ok true, false (its words), or null: it cannot be asked."""
-    env = dict(request.get("env") or {}, CUDA_VISIBLE_DEVICES="")
-    return ask(dict(request, env=env), PARSE, request["flags"], request.get("timeout_s", 60.0))
-
-
 def ask(request: dict[str, Any], program: str, argv: list[str], timeout_s: float) -> dict[str, Any]:
     """Run a program in a child of the launch interpreter and return the object that it prints."""
     try:
@@ -249,4 +219,4 @@ def signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-OPERATIONS = {"survey": survey, "arguments": arguments, "port": holders}
+OPERATIONS = {"survey": survey, "port": holders}

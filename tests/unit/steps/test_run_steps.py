@@ -9,6 +9,7 @@ import pytest
 
 from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.domain.launch import LaunchPlan
+from opsctl.domain.preflight import Verdict
 from opsctl.errors import SafetyRefusal, TransportError
 from opsctl.site import Server
 from opsctl.steps.base import StepContext, StepOutcome, StepResult
@@ -18,6 +19,7 @@ from opsctl.steps.launch import Launch
 from opsctl.steps.launch_plan import full_environment
 from opsctl.steps.lock import acquire, describe_holder
 from opsctl.steps.look import overtaken_by
+from opsctl.steps.preflight import result_of
 from opsctl.steps.ready import Ready
 from opsctl.steps.record import Record, judge_outcome
 from opsctl.steps.rollback import planned_back
@@ -460,3 +462,13 @@ def test_a_launch_that_a_shutdown_refused_is_no_failure_of_it() -> None:
 def test_a_system_that_stays_up_is_let_pass() -> None:
     """The question alone changes nothing."""
     refuse_going_down(context(ended("running")))
+
+
+def test_a_preflight_says_when_the_parser_was_asked() -> None:
+    """Its answer may be of an earlier run; then nothing that it reads has changed."""
+    asked = [
+        result_of(Verdict((), (), ()), PLAN, {}, kept_since_s=since_s).data["summary"]
+        for since_s in (None, 1_795_996_044.0)
+    ]
+    assert [", flags accepted, port" in summary for summary in asked] == [True, False]
+    assert "flags accepted (asked 2026-11-29 23:47:24 UTC; nothing that" in asked[1]
