@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from opsctl.site import Site
 
 KEPT = 16  # validated files; the oldest go first
-READERS = ("site.py", "site_proxmox.py", "secret.py", "yaml_lines.py", "site_cache.py")
+READERS = (
+    "site.py",
+    "site_notify.py",
+    "site_proxmox.py",
+    "secret.py",
+    "yaml_lines.py",
+    "site_cache.py",
+)
 
 
 class Stored:

@@ -107,9 +107,9 @@ def smoke(app: App, server: str | None, url: str | None, **given: Any) -> int:
     if given.pop("schema"):
         import json
 
-        from opsctl.smoke.schema import SMOKE_SCHEMA
+        from opsctl.schemas import schema_of
 
-        click.echo(json.dumps(SMOKE_SCHEMA, indent=2))
+        click.echo(json.dumps(schema_of("smoke"), indent=2))
         return 0
     from opsctl.cli.smoke_flow import Flow
 

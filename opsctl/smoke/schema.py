@@ -104,22 +104,3 @@ DATA = _object(
     },
     ["levels", "bracket", "diagnosis"],
 )
-
-FINDING = _object(dict.fromkeys(("code", "subject", "text", "next"), TEXT), ["code", "text"])
-
-SMOKE_SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "title": "opsctl.smoke/1",
-    **_object(
-        {
-            "schema": {"const": "opsctl.smoke/1"},
-            "outcome": TEXT,
-            "exit_code": {"enum": [0, 60, 70, 75, 130]},
-            "run": {"type": ["string", "null"]},
-            "findings": {"type": "array", "items": FINDING},
-            "data": DATA,
-        },
-        ["schema", "outcome", "exit_code", "run", "findings", "data"],
-    ),
-    "$defs": {"level": LEVEL, "spread": SPREAD},
-}

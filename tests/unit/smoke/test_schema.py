@@ -10,11 +10,13 @@ from click.testing import CliRunner
 
 from opsctl.cli.smoke import smoke
 from opsctl.domain.report import LevelReport, Outcome, delivered, spread
+from opsctl.schemas import schema_of
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.info import ServerInfo
 from opsctl.smoke.report import smoke_document
 from opsctl.smoke.result import Options, SmokeReport
-from opsctl.smoke.schema import SMOKE_SCHEMA
+
+SCHEMA = schema_of("smoke")
 
 
 def report(outcome: Outcome) -> SmokeReport:
@@ -31,8 +33,8 @@ def test_every_kind_of_result_fits_the_schema(outcome: Outcome) -> None:
     """Passed, failed, crashed, hung and not measured are all documents of the promise."""
     body = json.loads(smoke_document(report(outcome), "run").to_json())
 
-    jsonschema.Draft202012Validator.check_schema(SMOKE_SCHEMA)
-    jsonschema.validate(body, SMOKE_SCHEMA)
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(body, SCHEMA)
 
 
 def test_schema_refuses_another_outcome() -> None:
@@ -41,7 +43,7 @@ def test_schema_refuses_another_outcome() -> None:
     body["data"]["levels"][0]["outcome"] = "fine"
 
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(body, SMOKE_SCHEMA)
+        jsonschema.validate(body, SCHEMA)
 
 
 def test_schema_is_printed_without_a_server() -> None:
