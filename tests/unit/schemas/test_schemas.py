@@ -93,3 +93,20 @@ def test_the_schema_of_a_dataclass_follows_its_types() -> None:
     assert of_type(dict[str, bool])["additionalProperties"] == {"type": "boolean"}
     with pytest.raises(TypeError):
         of_type(bytes)
+
+
+@pytest.mark.parametrize("problem", ["", "it does not apply"])
+def test_patch_test_prints_what_its_schema_says(
+    problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its document, without the wheels that the trial itself fetches (tests/wire/test_patch_trial.py)."""
+    from opsctl import patch_trial
+
+    trial = patch_trial.Trial("0.5.9", files=3, imports="imported 2 modules", problem=problem)
+    monkeypatch.setattr(patch_trial, "try_patch", lambda *given: trial)
+
+    code = run(["patch", "test", "spec-disable-v2", "--version", "0.5.9", "--json"])
+    document = json.loads(capsys.readouterr().out)
+
+    assert code == document["exit_code"] == (20 if problem else 0)
+    check_document(document)
