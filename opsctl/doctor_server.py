@@ -149,9 +149,10 @@ def _fits(
     """Judge versions against each other, and against the GPUs of the server."""
     if packages is None:
         return []
-    checks = versions.judge_packages(packages)
     server = session.server
-    if not report.gpus or server.args.get("device") not in (None, "cuda"):
+    on_gpu = server.args.get("device") in (None, "cuda")
+    checks = versions.judge_packages(packages, on_gpu=on_gpu)
+    if not report.gpus or not on_gpu:
         return checks
     uuids, _ = resolve_gpus(server.gpus.select, report)
     gpus = [gpu for gpu in report.gpus if gpu.uuid in uuids]

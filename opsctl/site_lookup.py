@@ -56,7 +56,7 @@ class SiteLookup:
 
         known = [*self.servers, *self.hosts]
         near = difflib.get_close_matches(name, known, 1)
-        where = str(self._path) if self._path else "no site file was found"
+        where = str(self._path) if self._path else "no site file was found: opsctl init makes one"
         if near:
             return f"did you mean '{near[0]}'? ({where})"
         return f"known: {', '.join(known) or 'none'} ({where})"

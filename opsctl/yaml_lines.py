@@ -47,7 +47,7 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path}: no such file",
-            next_step="name another with --site, or make one with `opsctl config example`",
+            next_step="name another with --site, or make one: opsctl init",
             subject=str(path),
         ) from error
     except OSError as error:

@@ -11,6 +11,8 @@ from opsctl.output import Document, Finding
 if TYPE_CHECKING:
     from opsctl.passthrough import Examined
 
+MENDABLE = {"device-not-passed", "no-gpu-passed", "device-not-allowed", "device-no-access"}
+
 
 @command("check")
 @target_options
@@ -79,4 +81,7 @@ def _lines(found: Target, data: dict[str, Any], outcome: str) -> list[str]:
     last = f"  driver: module {driver['module'] or 'unknown'}, library {driver['library'] or 'unknown'}"
     last += f"; {kind}; /dev/shm {mib(data['shm_bytes'])}; nesting {nesting}"
     head = f"{found.name}: {words[outcome]}"
-    return [head, *columns(rows, ("device", "node", "passed by", "inside")), last]
+    lines = [head, *columns(rows, ("device", "node", "passed by", "inside")), last]
+    if MENDABLE & set(data["broken"]):
+        lines.append(f"  the lines can be written: opsctl ct fix-devices {found.word} --dry-run")
+    return lines

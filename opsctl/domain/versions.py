@@ -61,7 +61,8 @@ NAMES = (
     "sglang", "torch", "torchvision", "torchaudio", "flashinfer-python", "flashinfer-cubin", "sgl-kernel",
     "sglang-kernel", "triton", "transformers", "xgrammar", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
-COMPILED = ("torch", "sgl-kernel", "sglang-kernel", "flashinfer-python", "flashinfer-cubin")
+GPU_CODE = ("sgl-kernel", "sglang-kernel", "flashinfer-python", "flashinfer-cubin")
+COMPILED = ("torch", *GPU_CODE)
 _RELEASE = re.compile(r"release (\d+\.\d+)")
 
 
@@ -112,7 +113,8 @@ def judge_architecture(
             continue
         if torch_cuda is not None:
             checks.append(_torch_knows(row, torch_cuda))
-        checks.append(_compiler_knows(row, nvcc))
+        if nvcc is not None:  # its absence is the preflight's finding (toolchain)
+            checks.append(_compiler_knows(row, nvcc))
     return checks
 
 
@@ -132,32 +134,24 @@ def _torch_knows(row: Fit, torch_cuda: str) -> Check:
     )
 
 
-def _compiler_knows(row: Fit, nvcc: str | None) -> Check:
+def _compiler_knows(row: Fit, nvcc: str) -> Check:
     name = "cuda-compiler"
-    found = _RELEASE.search(nvcc or "")
+    found = _RELEASE.search(nvcc)
     if found is None:
-        text = (
-            f"no nvcc on the server's PATH: kernels that are built at start fail for {row.subject}"
-        )
-        return Check(
-            name,
-            State.WARN,
-            text,
-            f"install CUDA {row.least} or newer, or set PATH in the server's env",
-        )
+        return Check(name, State.UNKNOWN, "nvcc does not tell its release", "nvcc --version")
     if _at_least(found[1], row.least):
         return Check(name, State.OK, f"{row.subject}: nvcc {found[1]} compiles for it")
     text = f"nvcc {found[1]} does not compile for {row.subject}, which needs {row.least}"
-    return Check(
-        name,
-        State.WARN,
-        text,
-        f"put the bin folder of CUDA {row.least} or newer first in the server's PATH",
-    )
+    step = f"put the bin folder of CUDA {row.least} or newer first in the server's PATH"
+    return Check(name, State.WARN, text, step)
 
 
-def judge_packages(found: Mapping[str, Any]) -> list[Check]:
-    """Compare what is installed with what the installed SGLang asks for, by its own metadata."""
+def judge_packages(found: Mapping[str, Any], *, on_gpu: bool = True) -> list[Check]:
+    """Compare what is installed with what the installed SGLang asks for, by its own metadata.
+
+    Args:
+        on_gpu: False for a server on the CPU, where packages that hold GPU code may be missing.
+    """
     if found.get("error") and not found.get("versions"):
         return [
             Check(
@@ -174,9 +168,8 @@ def judge_packages(found: Mapping[str, Any]) -> list[Check]:
                 "correct `python` in the site file",
             )
         ]
-    wrong = [
-        check for text in found["requires"] if (check := _requirement(text, versions)) is not None
-    ]
+    judged = (_requirement(text, versions, on_gpu=on_gpu) for text in found["requires"])
+    wrong = [check for check in judged if check is not None]
     python, cubin = versions.get("flashinfer-python"), versions.get("flashinfer-cubin")
     if python and cubin and python != cubin:
         text = f"flashinfer-cubin {cubin} is not flashinfer-python {python}: FlashInfer refuses to load"
@@ -188,7 +181,7 @@ def judge_packages(found: Mapping[str, Any]) -> list[Check]:
     return [Check("packages", State.OK, f"as sglang asks for: {shown}")]
 
 
-def _requirement(text: str, versions: Mapping[str, str | None]) -> Check | None:
+def _requirement(text: str, versions: Mapping[str, str | None], *, on_gpu: bool) -> Check | None:
     try:
         asked = Requirement(text)
         applies = asked.marker is None or asked.marker.evaluate({"extra": ""})
@@ -199,6 +192,8 @@ def _requirement(text: str, versions: Mapping[str, str | None]) -> Check | None:
         return None
     installed = versions[name]
     step = f"pip install '{asked.name}{asked.specifier}'"
+    if installed is None and name in GPU_CODE and not on_gpu:
+        return None
     if installed is None:
         state = State.BAD if name in COMPILED else State.WARN
         return Check(

@@ -46,7 +46,8 @@ def test_a_driver_serves_a_major_of_cuda_from_its_least_version_on(
         ((12, 0), "12.8", NVCC_12_8, [State.OK, State.OK]),
         ((12, 0), "12.6", NVCC_12_8, [State.BAD, State.OK]),
         ((12, 1), "13.0", NVCC_12_8, [State.OK, State.WARN]),
-        ((9, 0), "12.8", None, [State.OK, State.WARN]),
+        ((9, 0), "12.8", None, [State.OK]),
+        ((9, 0), "12.8", "no such words", [State.OK, State.UNKNOWN]),
         ((9, 0), None, NVCC_12_8, [State.OK]),
         ((99, 0), "12.8", NVCC_12_8, [State.UNKNOWN]),
     ],
@@ -54,7 +55,7 @@ def test_a_driver_serves_a_major_of_cuda_from_its_least_version_on(
 def test_a_gpu_needs_the_cuda_that_knows_it(
     capability: tuple[int, int], cuda: str | None, nvcc: str | None, expected: list[State]
 ) -> None:
-    """SM120 with a torch of CUDA 12.6 has no kernel image; a missing nvcc warns."""
+    """SM120 with a torch of CUDA 12.6 has no kernel image; a missing nvcc is the preflight's finding."""
     found = judge_architecture([capability, capability], cuda, nvcc)
 
     assert [check.state for check in found] == expected
@@ -79,6 +80,18 @@ def test_another_version_warns_and_a_missing_part_is_bad() -> None:
         (State.WARN, "transformers 4.57.1 is installed, sglang 0.5.12.post1 asks for ==5.6.0")
     ]
     assert packages(torch=None)[0][0] is State.BAD
+
+
+def test_a_server_on_the_cpu_needs_no_gpu_code() -> None:
+    """Only torch stays a must."""
+    there = {**GOOD, "sglang-kernel": None, "flashinfer-python": None, "flashinfer-cubin": None}
+
+    (good,) = judge_packages({"versions": there, "requires": REQUIRES}, on_gpu=False)
+    (bad,) = judge_packages(
+        {"versions": {**there, "torch": None}, "requires": REQUIRES}, on_gpu=False
+    )
+
+    assert (good.state, bad.state) == (State.OK, State.BAD)
 
 
 def test_the_two_halves_of_flashinfer_must_be_one_version() -> None:
