@@ -8,19 +8,15 @@ from typing import Any, Protocol
 
 from opsctl.domain.runs import RunDetail, StepRow
 from opsctl.domain.state import describe_state
-from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal, TransportError
+from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Finding
 from opsctl.plan import Plan, PlannedStep
-from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut
 
 SKIPPED = "skipped"
 INTERRUPTED = "interrupted"
 CUT = "cut"  # the way broke: what the far side did after that is not known
 RESUMABLE = (None, INTERRUPTED, CUT)
-LOST = (
-    "agent-lost",
-    "operation-timeout",
-)  # the agent's errors after which the far side is not known
 
 
 class StepLedger(Protocol):
@@ -249,15 +245,15 @@ def result_of_error(error: OpsctlError, effect: Effect) -> StepResult:
 
     When the way breaks under a step that changes something, what it did is unknown: never "failed".
     """
-    is_cut = isinstance(error, TransportError) or error.code in LOST
+    cut = is_cut(error)
     if isinstance(error, SafetyRefusal):
         outcome = StepOutcome.REFUSED
-    elif is_cut and effect is not Effect.READ:
+    elif cut and effect is not Effect.READ:
         outcome = StepOutcome.UNKNOWN
     else:
         outcome = StepOutcome.FAILED
     finding = Finding(error.code, error.subject or "", error.message, error.next_step or "")
-    data = {"cut": True} if is_cut else {}
+    data = {"cut": True} if cut else {}
     return StepResult(outcome, findings=(finding,), exit_code=error.exit_code, data=data)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opsctl.agent.client import Agent as Agent  # steps import it from here
 from opsctl.domain.fingerprint import Attempt
-from opsctl.errors import CheckFailed
+from opsctl.errors import CheckFailed, OpsctlError, TransportError
 from opsctl.output import Finding
 
 if TYPE_CHECKING:
@@ -53,6 +53,15 @@ class StepResult:
     @property
     def is_good(self) -> bool:
         return self.outcome in (StepOutcome.DONE, StepOutcome.UNCHANGED)
+
+
+# the agent's errors after which the far side is not known
+LOST = ("agent-lost", "operation-timeout")
+
+
+def is_cut(error: OpsctlError) -> bool:
+    """Say whether the way broke: what the far side did after that is not known."""
+    return isinstance(error, TransportError) or error.code in LOST
 
 
 class Clock(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.errors import OpsctlError
 from opsctl.output import Finding
-from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut
 from opsctl.steps.known_failure import facts_of
 from opsctl.steps.look import gpu_facts
 
@@ -38,18 +38,21 @@ class Record:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing was launched"})
         keep_facts(ctx)
         findings: list[Finding] = []
+        cut = False
         for keep, where in ((keep_here, "ledger"), (keep_there, ctx.server.host)):
             try:
                 keep(ctx, attempt)
             except OpsctlError as error:
+                cut = cut or is_cut(error)
                 text = f"the attempt was not recorded: {error.message}"
                 findings.append(Finding("not-recorded", where, text, "run `opsctl resume` later"))
         signature = f", signature {attempt.signature}" if attempt.signature else ""
-        data = {
+        data: dict[str, Any] = {
             "attempt": attempt.to_json(),
             "summary": f"attempt {attempt.fingerprint}: {attempt.outcome.value}{signature}",
         }
         if findings:
+            data["cut"] = cut  # the run stays open then
             return StepResult(StepOutcome.FAILED, findings=tuple(findings), data=data, exit_code=40)
         return StepResult(StepOutcome.DONE, changed=True, data=data)
 

@@ -27,7 +27,7 @@ BEFORE_ASK = ["container", "lock", "look", "preflight", "stage", "known-failure"
 AFTER_ASK = ["collect", "stop", "gpu-memory", "sweep", "patch", "launch", "ready", "smoke"]
 ENDS = ["settle", "record"]
 INSIDE = [
-    "hold:process.signal_all:5",  # between the first signal and the last exit
+    "hold:units.stop:5",  # between the first signal and the last exit
     "hold:gpu.read:1",
     "hold:launch.start:30",  # systemd is executing the server
     "hold:probe.request:5",  # the question of the ready step is on its way
