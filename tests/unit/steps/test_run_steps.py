@@ -441,9 +441,9 @@ def test_an_end_that_came_with_a_shutdown_is_no_crash() -> None:
     assert "opsctl resume r2" in str(caught.value.next_step)
 
 
-@pytest.mark.parametrize("system", ["running", "degraded", None])
+@pytest.mark.parametrize("system", ["running", "degraded", "offline", None])
 def test_an_end_in_a_system_that_stays_up_is_a_crash(system: str | None) -> None:
-    """Also where there is no systemd to ask."""
+    """Also where systemd is not pid 1 ("offline"), or not there at all."""
     result = Ready().run(context(ended(system)))
 
     assert (result.outcome, result.exit_code) == (StepOutcome.FAILED, 60)
