@@ -40,7 +40,7 @@ def compare_command(app: App, runs: tuple[str, ...], metric: str, html_path: Pat
       opsctl compare a1b2 last --metric p99_ttft_ms
     """
     from opsctl.output import Document, Finding
-    from opsctl.smoke.compare import compare, sentences
+    from opsctl.smoke.compare import compare, other_way, sentences
     from opsctl.smoke.gates import check_metric
 
     check_metric(metric)
@@ -48,6 +48,9 @@ def compare_command(app: App, runs: tuple[str, ...], metric: str, html_path: Pat
     result = compare(sides, metric)
     lines = sentences(result)
     findings = [Finding("comparison", "", line, advice(result)) for line in lines]
+    caution = other_way([run for side in sides for run in side.runs])
+    if caution is not None:
+        findings.append(Finding("other-way", "", caution, "measure all with the same --from"))
     outcome = (
         result["against_first"][0]["verdict"] if len(result["against_first"]) == 1 else "compared"
     )

@@ -21,6 +21,7 @@ from opsctl.output import Document, Finding
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report
+from opsctl.smoke.compare import other_way
 from opsctl.smoke.diagnosis import explain
 from opsctl.smoke.gates import (
     Gate,
@@ -269,6 +270,9 @@ class Flow:
             assert self.against is not None
             results.append(judge_ratio(metric, ratio, levels, self.against["levels"]))
         findings = tuple(finding for result in results for finding in result.findings)
+        caution = None if self.against is None else other_way([stored, self.against])
+        if caution is not None:
+            findings += (Finding("other-way", "", caution, "measure both with the same --from"),)
         codes = [result.exit_code for result in results]
         return GateResult(findings, 70 if 70 in codes else max(codes, default=0))
 

@@ -31,12 +31,13 @@ def sides_by_measuring(
     app.confirm(
         f"restart {name} {2 * repeats + 1} times, without speculation and with it, and load it?"
     )
+    way = "here" if site.host(site.server(name).host).local else "host"  # no tunnel in the times
     runs: dict[str, list[str]] = {side: [] for side in variants}
     try:
         for _ in range(repeats):
             for side, path in variants.items():
                 PlaybookRestart(name, path, app.state_dir, _say)(f"tune: measure the {side}")
-                runs[side].append(_smoke(app, name, path, side, levels, profile))
+                runs[side].append(_smoke(app, name, path, side, levels, profile, way))
     finally:
         back = PlaybookRestart(name, site.path, app.state_dir, _say)
         back("tune: back to what the site says")
@@ -78,10 +79,12 @@ def _server(server: Server) -> dict[str, Any]:
     return body
 
 
-def _smoke(app: App, name: str, site: Path, side: str, levels: str | None, profile: str) -> str:
+def _smoke(
+    app: App, name: str, site: Path, side: str, levels: str | None, profile: str, way: str
+) -> str:
     """Smoke the server as a run of its own, and return the run's id."""
     argv = [sys.executable, "-m", "opsctl", "smoke", name, "--site", str(site), "--json"]
-    argv += ["--profile", profile, "--label", side, "--no-down"]
+    argv += ["--profile", profile, "--label", side, "--no-down", "--from", way]
     argv += ["--levels", levels] if levels is not None else []
     argv += ["--state", str(app.state())]
     try:

@@ -57,6 +57,18 @@ class Side:
         return {level["concurrency"] for run in self.runs for level in run["levels"]}
 
 
+def other_way(runs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why the times of these runs do not compare: they were sent from different places."""
+    told = [(run.get("load") or {}).get("from") for run in runs]
+    ways = sorted({str(way) for way in told if way is not None})
+    if len(ways) < 2:
+        return None
+    return (
+        f"these runs were sent in different ways ({', '.join(ways)}): their times hold different "
+        "networks"
+    )
+
+
 def best_value(level: Mapping[str, Any], metric: str) -> float | None:
     """Return the metric; throughput of the steady part where there was one, without the ends."""
     if metric == "throughput":

@@ -45,6 +45,7 @@ class QuickSmoke:
         with open_target(cast("ServerSession", ctx.session)) as target:
             options = options_of(ctx, target.endpoint)
             report = run_smoke(options, watch=target.watch, on_event=progress_of(ctx))
+            report.load["from"] = target.way
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
                 report.diagnosis = explain(report, bad, target.watch)

@@ -99,6 +99,7 @@ def test_healthy_server_of_another_machine_passes_over_ssh(deployed: Deployed) -
     assert levels[-1]["answers"]["wrong"] == 0
 
 
+@pytest.mark.slow  # two launches; `make test` has it on this machine
 def test_load_from_the_server_s_own_host_over_ssh_and_inside_a_container(
     deployed: Deployed,
 ) -> None:

@@ -61,6 +61,8 @@ def test_both_sides_are_measured_and_the_server_ends_as_its_site_says(
     assert len(data["runs"]["baseline"]) == len(data["runs"]["speculation"]) == 1
     assert [row["concurrency"] for row in data["comparison"]["levels"]] == [1, 2, 4]
     assert all(row["ratios"][1] for row in data["comparison"]["levels"])
+    measured = opsctl(lab, state, "show", data["runs"]["speculation"][0])[1]
+    assert "'from': 'host'" in str(measured)
     mains = [args for *_, args in table(lab, "ct129") if "-m sglang.launch_server" in args]
     assert len(mains) == 1
     assert "--speculative-algorithm" in mains[0]

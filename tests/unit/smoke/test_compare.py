@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.smoke.compare import Side, compare, find_crossings, sentences
+from opsctl.smoke.compare import Side, compare, find_crossings, other_way, sentences
 from opsctl.smoke.tune import propose
 
 # Measured on an H200 (8B-shaped Llama, EAGLE-3 accept 2.0, static): output tok/s.
@@ -114,3 +114,13 @@ def test_levels_within_noise_make_no_crossing() -> None:
     assert find_crossings([(1, 1.2, "better"), (2, 1.0, "same"), (5, 1.1, "better")]) == []
     crossings = find_crossings([(1, 1.2, "better"), (2, 1.0, "same"), (5, 0.8, "worse")])
     assert [(one["last"], one["first"]) for one in crossings] == [(1, 5)]
+
+
+def test_runs_that_were_sent_in_different_ways_are_told() -> None:
+    """Times through a tunnel and times from the server's host are not the same measurement."""
+    tunnel, host = ({"load": {"from": way}} for way in ("tunnel", "host"))
+
+    assert other_way([tunnel, tunnel, {}]) is None
+    told = other_way([tunnel, host])
+    assert told is not None
+    assert "host, tunnel" in told
