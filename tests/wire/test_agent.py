@@ -523,7 +523,8 @@ def test_a_read_only_and_a_full_tmp_do_no_harm(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(
-    not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="needs CAP_CHECKPOINT_RESTORE"
+    os.geteuid() != 0 or not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK),
+    reason="needs CAP_CHECKPOINT_RESTORE",
 )
 def test_a_recycled_pid_is_left_alone(agent: RemoteAgent) -> None:
     """The pid was given to a younger process between plan and signal: that one survives."""
