@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from opsctl.errors import ConfigError
 from opsctl.notify import Ended, body_of, ended, refuse_address
 from opsctl.output import Document, Finding
+from opsctl.site import Site
 from opsctl.site_notify import Webhook
 
 EVENT = Ended(
@@ -121,3 +126,42 @@ def test_an_address_in_plain_sight_is_refused() -> None:
     """The address is a reference, as every secret is."""
     with pytest.raises(ValueError, match="url"):
         Webhook.model_validate({"url": "https://hooks.example.org/T0/secret"})
+
+
+def test_ctrl_c_while_somebody_is_told_ends_the_telling_not_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run has ended: whoever was not told by then is named, and the command prints its document."""
+    from opsctl import notify as module
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            """Never begin: the answer would not come."""
+
+        def join(self, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.threading, "Thread", Interrupted)
+    site = Site(notify={"team": webhook(), "quiet": webhook(when="failure")})
+
+    found = module.notify(site, EVENT)
+
+    assert [(one.code, one.subject) for one in found] == [
+        ("webhook-failed", "team"),
+        ("webhook-failed", "quiet"),
+    ]
+    assert module.notify(site, replace(EVENT, exit_code=0))[0].subject == "team"
+
+
+def test_a_site_without_webhooks_costs_nothing() -> None:
+    """No request library is loaded to find that nobody wants to know."""
+    code = (
+        "import sys; from opsctl.cli.notified import tell; from opsctl.site import Site\n"
+        "from opsctl.output import Document\n"
+        "tell(Site(), Document('stop', 'stopped'), 's', None, 0.0)\n"
+        "print([name for name in ('requests', 'jinja2', 'opsctl.notify') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
