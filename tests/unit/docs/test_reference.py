@@ -5,6 +5,7 @@ from __future__ import annotations
 from opsctl.site import Site
 from opsctl.steps import STEPS
 from tools import reference
+from tools.models import models_of
 
 
 def test_generated_files_are_current() -> None:
@@ -19,7 +20,7 @@ def test_each_key_and_each_step_is_in_the_reference() -> None:
     """The generator leaves nothing out."""
     text = reference.configuration()
 
-    for model, _ in reference._models(Site):
+    for model, _ in models_of(Site):
         for name, field in model.model_fields.items():
             assert f"| `{field.alias or name}` |" in text
     for name in STEPS:
