@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}$")
 UNIT_KEYS = (
-    "LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
+    "Id,LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
     "ExecMainStartTimestampMonotonic,ControlGroup"
 )
 
@@ -56,6 +56,13 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
     record = read_json(os.path.join(folder, "launch.json"))
     if record is None:
         return {"state": "absent"}
+    return find_recorded(record, folder, {}, context)
+
+
+def find_recorded(
+    record: dict[str, Any], folder: str, shown: dict[str, dict[str, str]], context: Context
+) -> dict[str, Any]:
+    """Say what became of a recorded launch; ``shown``: units of which systemd was asked already."""
     known = read_json(os.path.join(folder, "run.json"))
     ended = read_json(os.path.join(folder, "exit.json"))
     members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
@@ -66,7 +73,8 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
     if ended and ended.get("error"):
         return dict(base, state="failed-to-start")
     if record["via"] == "systemd":
-        return find_unit(record, base, known, folder, context)
+        unit = shown.get(record["unit"]) or show_unit(record["unit"], context)
+        return find_unit(record, base, known, folder, unit)
     if known is None:
         known, ended = wait_for_identity(folder)
     if known is None:
@@ -86,10 +94,9 @@ def find_unit(
     base: dict[str, Any],
     known: dict[str, Any] | None,
     folder: str,
-    context: Context,
+    shown: dict[str, str],
 ) -> dict[str, Any]:
-    """Read the unit by its name, which carries the run's id."""
-    shown = show_unit(record["unit"], context)
+    """Read what systemd shows of the unit, whose name carries the run's id."""
     if shown.get("LoadState") != "loaded":
         if known is None:
             return {"state": "absent", "note": "asked for, and never started"}
@@ -167,21 +174,37 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
         names = sorted(os.listdir(folder), reverse=True)
     except FileNotFoundError:
         names = []
-    found = []
+    recorded = []
     for name in names[: request.get("limit", 50)]:
-        if not RUN_ID.match(name):
-            continue
-        one = find(dict(request, run=name), context)
-        if one["state"] != "absent" and request.get("port") in (None, one.get("port")):
-            found.append(one)
-    return {"records": found}
+        one = os.path.join(folder, name)
+        record = read_json(os.path.join(one, "launch.json")) if RUN_ID.match(name) else None
+        if record is not None and request.get("port") in (None, record.get("port")):
+            recorded.append((record, one))
+    here = procfs.boot_id()
+    units = [
+        record["unit"]
+        for record, _ in recorded
+        if record["via"] == "systemd" and record["boot_id"] == here
+    ]
+    shown = show_units(units, context) if units else {}
+    found = [find_recorded(record, one, shown, context) for record, one in recorded]
+    return {"records": [one for one in found if one["state"] != "absent"]}
 
 
 def show_unit(unit: str, context: Context) -> dict[str, str]:
     """Return systemctl show's answer as a dict; empty values included."""
-    done = command(["systemctl", "show", "-p", UNIT_KEYS, "--", unit], 10.0, context)
-    lines = done.stdout.decode(errors="replace").splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)
+    return show_units([unit], context).get(unit, {})
+
+
+def show_units(units: list[str], context: Context) -> dict[str, dict[str, str]]:
+    """Return systemctl show's answer for each unit, by its name; one process, however many they are."""
+    done = command(["systemctl", "show", "-p", UNIT_KEYS, "--", *units], 10.0, context)
+    found = {}
+    for block in done.stdout.decode(errors="replace").split("\n\n"):
+        shown = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in shown:
+            found[shown["Id"]] = shown
+    return found
 
 
 def command(

@@ -1,0 +1,76 @@
+"""What a host remembers of its launches, where systemd runs them: told by one question to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.agent.ops import launch_find, procfs
+
+pytestmark = pytest.mark.wire
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$CALLS"
+shift 4
+first=1
+for unit in "$@"; do
+  [ $first = 1 ] || echo
+  first=0
+  echo "Id=$unit"
+  case $unit in
+    *r3*) printf 'LoadState=loaded\\nActiveState=active\\nMainPID=77\\nControlGroup=/a\\n';;
+    *r2*) printf 'LoadState=loaded\\nActiveState=failed\\nExecMainCode=2\\nExecMainStatus=9\\n';;
+    *) printf 'LoadState=not-found\\nActiveState=inactive\\nMainPID=0\\n';;
+  esac
+done
+"""
+
+
+def launched(folder: Path, run: str, port: int = 30000, boot_id: str | None = None) -> None:
+    """Write the records of one launch."""
+    place = folder / "runs" / run
+    place.mkdir(parents=True)
+    record = {"run": run, "port": port, "via": "systemd", "unit": f"opsctl-{run}.service"}
+    record["boot_id"] = boot_id or procfs.boot_id()
+    (place / "launch.json").write_text(json.dumps(record))
+    (place / "run.json").write_text(json.dumps({"pid": 77, "start_ticks": 5}))
+
+
+def test_all_units_are_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with fifty launches behind it would start fifty processes for each look at it."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "systemctl"
+    program.write_text(SYSTEMCTL)
+    program.chmod(0o755)
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("CALLS", str(calls))
+    for run in ("r1", "r2", "r3"):
+        launched(tmp_path, run)
+    launched(tmp_path, "r4", port=30001)
+    launched(tmp_path, "r5", boot_id="another")
+
+    class Context:
+        Error = RuntimeError
+
+    request: dict[str, Any] = {"state_dir": str(tmp_path), "port": 30000}
+    records = launch_find.records(request, Context())["records"]  # type: ignore[arg-type]
+
+    assert [(one["run"], one["state"]) for one in records] == [
+        ("r5", "exited"),
+        ("r3", "running"),
+        ("r2", "exited"),
+        ("r1", "exited"),
+    ]
+    assert records[0]["rebooted"] is True
+    assert records[1]["cgroup"] == "/a"
+    assert records[2]["exit"]["signal"] == 9
+    assert records[3]["exit"] == {"reason": "the unit is gone"}
+    (line,) = calls.read_text().splitlines()
+    assert line.split("-- ")[1].split() == [f"opsctl-{run}.service" for run in ("r3", "r2", "r1")]
+
+    alone = launch_find.find({**request, "run": "r2"}, Context())  # type: ignore[arg-type]
+    assert {**alone, "age_s": None} == {**records[2], "age_s": None}
