@@ -266,6 +266,8 @@ def test_a_launch_that_a_reboot_took_is_started_again(request_of: Any, tmp_path:
         wait_for(lambda: "up" in Path(request["log"]).read_text())
         os.kill(first["pid"], signal.SIGKILL)
         record = tmp_path / "state" / "runs" / "r1" / "launch.json"
+        # here, unlike after a reboot, its supervisor lives on until it has written down the end
+        wait_for(lambda: (record.parent / "exit.json").exists())
         record.write_text(json.dumps({**json.loads(record.read_text()), "boot_id": "another"}))
 
         gone = agent.call("launch.find", request)
