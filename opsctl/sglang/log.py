@@ -11,6 +11,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -122,7 +123,13 @@ def read_records(lines: Iterable[bytes]) -> Iterator[Record]:
             yield Record("", number - 1, Kind.ACTIVITY, activity=pending)
             pending = Activity()
         for text in _unwrap_json(line.decode(errors="replace")):
-            yield _make_record(prefixes.read(text), number)
+            prefix = prefixes.read(text)
+            inner = _unwrap_json(prefix.body)
+            if len(inner) == 1 and inner[0] is prefix.body:
+                yield _make_record(prefix, number)
+                continue
+            for part in inner:  # a carrier's line around a structured logger's record
+                yield _make_record(_inside(prefix, prefixes.read(part)), number)
     if pending.lines:
         yield Record("", number, Kind.ACTIVITY, activity=pending)
     for first, count in repeats.counts():
@@ -246,6 +253,18 @@ def _of_structured(body: dict[str, Any]) -> list[str]:
         if isinstance(body.get(name), str):
             parts += body[name].rstrip("\n").split("\n")
     return [f"{stamp} {parts[0]}" if stamp else parts[0], *parts[1:]]
+
+
+def _inside(outer: Prefix, inner: Prefix) -> Prefix:
+    """Return the inner prefix, with what only the carrier knows."""
+    return replace(
+        inner,
+        time=inner.time or outer.time,
+        time_s=outer.time_s if inner.time_s is None else inner.time_s,
+        rank=inner.rank or outer.rank,
+        source=inner.source or outer.source,
+        client=inner.client or outer.client,
+    )
 
 
 def _make_record(prefix: Prefix, number: int) -> Record:

@@ -9,13 +9,16 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK_WORDS = r"(?:ATTN_|MOE_)?(?:TP|DP|EP|PP|CP)\d+"
 _LEVELS = "ERROR|WARNING|INFO|CRITICAL|DEBUG"
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LOCAL = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?[+-]\d\d:?\d\d"  # journalctl, rsyslog
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?"
 
 _CARRIERS: tuple[re.Pattern[str], ...] = tuple(
     re.compile(pattern)
     for pattern in (
         rf"(?P<time>{_ISO}) (?:stdout|stderr) [FP] ",
-        rf"(?P<time>{_SYSLOG}|{_ISO}) (?P<host>[\w.-]+) (?P<source>[\w@.:/ ()-]{{1,60}}?(?:\[\d+\])?): ?",
+        rf"(?P<time>{_SYSLOG}|{_LOCAL}) (?P<host>[\w.-]+) (?P<source>[\w@.:/ ()-]{{1,60}}?(?:\[\d+\])?): ?",
+        # Docker's stamps look alike and are followed by anything: here the pid must be there
+        rf"(?P<time>{_ISO}) (?P<host>[\w.-]+) (?P<source>[\w@.:/-]{{1,60}}\[\d+\]): ?",
         r"\[ *\d+\.\d{1,6}\] (?P<host>[\w.-]+) (?P<source>[\w@.:/-]+\[\d+\]): ",
         r"\[ *\d{1,9}\.\d{3,6}\] ?",
         r"\((?P<source>[\w:./-]+ pid=\d+(?:, ip=[\d.]+)?)\) ?",
