@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 from opsctl.domain.crash.launch import read_launch, read_stage
 from opsctl.domain.crash.model import Evidence, Kind, Record
@@ -39,12 +40,38 @@ from opsctl.domain.crash.trace import (
     with_time,
 )
 
+_LABELLED = re.compile(r"[a-z][\w ]{0,30}: ")  # "requests: 140 ok": somebody's note, whole
 _REQUESTS = ("Receive: obj=", "Finish: obj=", "Received request ")
 MAX_MATCHED = 1200
 """The rules look at so many characters of a record: what went wrong stands in front."""
 MAX_KNOWN = 5_000
 MAX_EVIDENCE = 300
 """More distinct evidence than this is a flood; the first pieces decide."""
+
+
+def whole(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records without a first line that a rotation has torn: what it quotes may be anybody's words."""
+    first: Record | None = None
+    for record in records:
+        if record.line == 1 and _may_be_torn(record):
+            first = record
+            continue
+        if first is not None and record.time is None and record.kind is not Kind.ACTIVITY:
+            yield first  # nothing here has stamps
+        first = None
+        yield record
+    if first is not None:
+        yield first
+
+
+def _may_be_torn(record: Record) -> bool:
+    body = record.body
+    if record.kind is not Kind.TEXT or record.client or record.source is not None:
+        return False
+    if record.time is not None or record.rank is not None or _LABELLED.match(body) is not None:
+        return False
+    begins_inside = body[:1].islower() or body[:1] in "'\"),.;:]}="
+    return bool(body) and begins_inside and EXCEPTION.match(body) is None
 
 
 class Collector:
@@ -69,7 +96,7 @@ class Collector:
 
     def collect(self, records: Iterable[Record]) -> None:
         """Read all records."""
-        for record in records:
+        for record in whole(records):
             self.feed(record)
         for trace in self._traces.values():
             if not trace.closed and trace.owner in OF_OWNER:

@@ -194,3 +194,28 @@ def test_live_port_after_a_death_is_a_zombie() -> None:
 
     assert read(lines).category == "child-died"
     assert read(lines, Context(port_alive=True)).category == "zombie-service"
+
+
+def test_first_line_that_a_rotation_has_torn_is_nobodys_evidence() -> None:
+    """The rest of a prompt, or of a line whose beginning says what it was, decides nothing."""
+    batch = (
+        "[2026-11-29 10:00:00 TP0] Decode batch, #running-req: 3, #token: 90, token usage: 0.01, "
+        "cuda graph: True, gen throughput (token/s): 9.1, #queue-req: 0,\n"
+    )
+    for torn in (
+        "mentation fault (core dumped)?', sampling_params={})\n",
+        "size of tensor a (160) must match the size of tensor b (10)')\n",
+        "'why CUDA error: device-side assert triggered')\n",
+    ):
+        assert diagnose(records_of(torn + batch)).category is None
+
+
+def test_first_line_that_is_whole_counts() -> None:
+    """An exception, a native abort in a log without stamps: they stand at the beginning of a line."""
+    stamped = "[2026-11-29 10:00:00] SIGQUIT received. signum=None, frame=None.\n"
+
+    first = diagnose(records_of("torch.OutOfMemoryError: CUDA out of memory.\n" + stamped))
+    bare = diagnose(records_of("terminate called after throwing an instance of 'x'\nAborted\n"))
+
+    assert (first.category or "").startswith("cuda-oom")
+    assert bare.category == "child-died"
