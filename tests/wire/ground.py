@@ -137,12 +137,34 @@ class Ground:
         return found
 
     def end_everything(self) -> None:
-        """Kill what this ground has launched, by its own pids."""
-        for pid in {*self.mains(), *self.members()}:
+        """Kill what this ground has launched: first the commands on its folder, which may launch more."""
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            alive = {*self.commands(), *self.mains(), *self.members()}
+            if not alive:
+                return
+            for pid in alive:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.02)
+        raise AssertionError(f"still there: {sorted(alive)}")
+
+    def commands(self) -> list[int]:
+        """Return the pids of processes that name this folder in their arguments."""
+        wanted = os.fsencode(self.folder) + b"/"
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
             try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if wanted in (entry / "cmdline").read_bytes() and state not in "ZX":
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
 
 
 def free_port() -> int:

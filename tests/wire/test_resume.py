@@ -171,7 +171,7 @@ def test_a_newer_run_makes_a_cut_one_stale(ground: Ground) -> None:
 
 def test_two_operators_at_once(ground: Ground) -> None:
     """The second, with a site file of its own that names the server differently, is told who and why."""
-    ground.write_site(faults="startup-s=4")
+    ground.write_site(faults="startup-s=12")
     first = subprocess.Popen(
         ground.command("restart", "one", "--yes", "--no-smoke", "--reason", "the first"),
         stdout=subprocess.DEVNULL,
