@@ -30,13 +30,14 @@ def host(clean_lab: Lab) -> Iterator[Lab]:
 
 
 def mains(lab: Lab, where: str, port: int) -> list[int]:
+    """Return the pids of servers on a port; a worker that was forked a moment ago still has their words."""
     wanted = f"--port {port} "
-    rows = table(lab, where)
-    return [
-        pid
-        for pid, _, _, state, args in rows
+    found = {
+        pid: ppid
+        for pid, ppid, _, state, args in table(lab, where)
         if "-m sglang.launch_server" in args and wanted in f"{args} " and not state.startswith("Z")
-    ]
+    }
+    return [pid for pid, ppid in found.items() if ppid not in found]
 
 
 def with_server(lab: Lab, folder: Path, name: str, **changes: Any) -> Path:
