@@ -10,7 +10,8 @@ from typing import Any
 
 def _yaml_on_use(name: str) -> Any:
     """Load invoke's YAML when something of it is asked for: where fabric has a configuration file."""
-    del sys.modules["invoke.vendor.yaml"]
+    if sys.modules.get("invoke.vendor.yaml") is yaml:
+        del sys.modules["invoke.vendor.yaml"]
     return getattr(importlib.import_module("invoke.vendor.yaml"), name)
 
 

@@ -31,9 +31,10 @@ def test_a_configuration_file_of_fabric_is_read_as_ever(tmp_path: Path) -> None:
         f"os.environ['HOME'] = {str(tmp_path)!r}; "
         "from opsctl.transport.light_import import fabric; "
         "config = fabric.Config(); print(config.run.echo, config.own); "
-        "from invoke.util import yaml; print(yaml.safe_load('a: 1'))"
+        "import sys; from invoke.util import yaml; loaded = sys.modules['invoke.vendor.yaml']; "
+        "print(yaml.safe_load('a: 1'), sys.modules['invoke.vendor.yaml'] is loaded)"
     )
-    assert python(code).splitlines() == ["True [1, 2]", "{'a': 1}"]
+    assert python(code).splitlines() == ["True [1, 2]", "{'a': 1} True"]
 
 
 def test_what_was_loaded_before_stays() -> None:
