@@ -16,6 +16,7 @@ from opsctl import ledger_tables as tables
 from opsctl.domain.fingerprint import Attempt
 from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow
 from opsctl.errors import ConfigError, OpsctlError, SafetyRefusal, UsageError
+from opsctl.output import well_formed
 
 FREE_BYTES_WANTED = (
     16 << 20
@@ -310,7 +311,7 @@ class Ledger:
 
 
 def _dump(body: Mapping[str, Any]) -> str:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=str)
+    return well_formed(json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
 def _load(text: str | None) -> dict[str, Any]:

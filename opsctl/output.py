@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from opsctl.errors import OpsctlError
+
+# how Python carries those bytes of a stranger's argv that are no UTF-8
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,12 @@ class Document:
             "findings": [asdict(finding) for finding in self.unique_findings],
             "data": self.data,
         }
-        return json.dumps(body, indent=2, ensure_ascii=False, default=str)
+        return well_formed(json.dumps(body, indent=2, ensure_ascii=False, default=str))
+
+
+def well_formed(text: str) -> str:
+    """Return text that every encoding of Unicode can carry: what is none of it is replaced."""
+    return _NO_TEXT.sub("\ufffd", text)
 
 
 def document_of_error(command: str, error: OpsctlError) -> Document:

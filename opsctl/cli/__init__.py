@@ -131,14 +131,19 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run opsctl and exit with the contract's code."""
+    from opsctl.cli.streams import guard, settle
+
     gc.set_threshold(*COLLECT_AFTER)
-    code = run(sys.argv[1:] if argv is None else argv)
+    out = guard()
+    code = settle(out, run(sys.argv[1:] if argv is None else argv))
     gc.freeze()  # else the interpreter looks through all modules several times as it ends: 60 ms after a stop
     sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but usage text is raised past here."""
+    from opsctl.cli.streams import ResultLostError
+
     try:
         result: Any = root.main(args=argv, prog_name="opsctl", standalone_mode=False)
     except OpsctlError as error:
@@ -152,8 +157,8 @@ def run(argv: list[str]) -> int:
             return _tell(argv, UsageError(error.format_message()))
         error.show()
         return error.exit_code
-    except BrokenPipeError:
-        return 0
+    except ResultLostError:
+        return 0  # what was printed had no other result than itself; see streams.settle
     except Exception as error:
         return _tell(argv, error)
     return result if isinstance(result, int) else 0

@@ -32,9 +32,21 @@ class App:
 
     def state(self) -> Path:
         """Return the folder of the ledger and learned baselines; made with mode 0700 on first use."""
-        path = self.state_dir or _default_state_dir()
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.state_path()
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SafetyRefusal(
+                f"the state folder cannot be made: {error.strerror}",
+                subject=str(path),
+                next_step="make room there or mend its rights, or name another folder with --state",
+                code="ledger-not-writable",
+            ) from error
         return path
+
+    def state_path(self) -> Path:
+        """Return that folder, which may not exist yet."""
+        return self.state_dir or _default_state_dir()
 
     def confirm(self, question: str) -> None:
         """Ask on a terminal; without one, go on only with ``--yes``.
@@ -125,14 +137,24 @@ def emit(app: App, document: Document, text: Callable[[], str]) -> int:
     The findings go to stderr in text mode; ``text`` is called only when text is wanted.
     """
     if app.as_json:
-        click.echo(document.to_json())
+        print_result(document.to_json())
         return document.exit_code
     body = text()
     if body:
-        click.echo(body)
+        print_result(body)
     for finding in document.unique_findings:
         click.echo(describe_finding(finding), err=True)
     return document.exit_code
+
+
+def print_result(text: str) -> None:
+    """Print to stdout; a reader that left (``| head -1``) does not change what the command ends with."""
+    from opsctl.cli.streams import ResultLostError
+
+    try:
+        click.echo(text)
+    except ResultLostError:
+        pass  # see streams.settle
 
 
 def describe_finding(finding: Finding) -> str:
@@ -165,7 +187,7 @@ def emit_error(argv: list[str], error: BaseException) -> int:
             next_step="run again with OPSCTL_TRACEBACK=1 and report the trace",
         )
     if "--json" in argv:
-        click.echo(document_of_error(command_of(argv), error).to_json())
+        print_result(document_of_error(command_of(argv), error).to_json())
     click.echo(f"opsctl: {error.message}", err=True)
     if error.next_step:
         click.echo(f"  next: {error.next_step}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opsctl.cli.app import App, command, emit
+from opsctl.cli.app import App, command, emit, print_result
 from opsctl.output import Document
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
     document.findings = [c.finding() for c in found.checks if c.state is not State.OK]
     if app.as_json:
         return emit(app, document, str)
-    click.echo("\n".join(lines_of(found.checks, counts, show_all=show_all)))
+    print_result("\n".join(lines_of(found.checks, counts, show_all=show_all)))
     return code
 
 

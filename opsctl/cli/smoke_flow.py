@@ -83,7 +83,11 @@ class Flow:
             document.exit_code = gates.exit_code
             document.outcome = "failed" if gates.exit_code == 70 else "not-measured"
         stored["outcome"] = document.outcome
-        save_result(self.app.state(), run, stored)
+        try:
+            save_result(self.app.state(), run, stored)
+        except OSError as error:
+            where = str(self.app.state_path())
+            document.findings.append(Finding("not-recorded", where, str(error)))
         name = self.server or report.options.endpoint.url
         record_smoke(self.app, document, name, started_s, self.log, self.launched_by)
         self._write_files(stored | {"run": run}, gates)
@@ -124,6 +128,7 @@ class Flow:
                 "--bisect restarts the server, and a URL does not say how",
                 next_step="give --restart-command, or a server of the site file",
             )
+        self.app.state()  # a result that could not be kept is known before an hour of load
 
     def _plan(self, stack: ExitStack) -> tuple[Document, Callable[[], str]]:
         """Say what would be sent, from real reads; nothing is generated."""

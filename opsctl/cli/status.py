@@ -54,10 +54,14 @@ def _watch(app: App, hosts: Any, target: str | None, every: float) -> int:
     import sys
     import time
 
+    from opsctl.cli.streams import is_lost
+
     while True:
         if sys.stdout.isatty() and not app.as_json:
             click.echo("\x1b[H\x1b[2J", nl=False)
         code = _show(app, hosts, target)
+        if is_lost():
+            return code
         try:
             time.sleep(every)
         except KeyboardInterrupt:

@@ -127,7 +127,7 @@ def _run(
             session.hosts.agent(host)
         if app.dry_run:
             return _dry_run(app, ctx, step, verb, sweep)
-        record = StopRecord(app.state(), ctx.run_id, verb, name, ctx.who)
+        record = StopRecord(app.state_path(), ctx.run_id, verb, name, ctx.who)
         with telling_errors(site, verb, name, None):
             document, text = _stop(app, ctx, step, record, verb, timeout_s, sweep, begun)
     tell(site, document, name, None, ctx.begun_s)  # the locks are free by now
@@ -163,7 +163,7 @@ def context_of(app: App, session: ServerSession, verb: str) -> StepContext:
         reporter=Talk(quiet=app.as_json),
         who=who_am_i(),
         reason=f"opsctl {verb} {session.name}",
-        state_dir=app.state(),
+        state_dir=app.state_path(),
         begun_s=time.time(),
     )
 

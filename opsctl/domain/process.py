@@ -127,9 +127,14 @@ def masked(argv: Sequence[str]) -> list[str]:
     return shown
 
 
+def legible(text: str) -> str:
+    """Return a stranger's words without what would move a terminal's cursor or colour it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def shorten(argv: Sequence[str], width: int = 60) -> str:
     """Return a command line on one line, secrets masked, cut in the middle where it is long."""
-    text = " ".join(element for element in masked(argv) if element)
+    text = legible(" ".join(element for element in masked(argv) if element))
     if len(text) <= width:
         return text
     head = (width - 3) * 2 // 3
@@ -140,8 +145,8 @@ def describe(process: Process) -> str:
     """Return what a process is, for a sentence: its server line, its title or its command line."""
     line = read_launch_line(process.argv)
     if line:
-        return f"an SGLang server ({line.describe()})"
-    return shorten(process.argv) or f"[{process.comm}]"
+        return legible(f"an SGLang server ({line.describe()})")
+    return shorten(process.argv) or f"[{legible(process.comm)}]"
 
 
 def is_command(server: ServerIdentity, process: Process) -> bool:
