@@ -190,3 +190,74 @@ def test_a_container_may_end_in_each_step(
         begun = time.monotonic()
         check_sealed(node, tmp_path / str(number), point, fate)
         print(f"{fate} {point}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def set_lock(lab: Lab) -> None:
+    done = lab.on("pve1", ["/usr/bin/sed", "-i", "1i lock: backup", "/etc/pve/lxc/129.conf"])
+    assert done.exit_code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_lock_that_comes_meanwhile_is_in_nobodys_way(node: Lab, tmp_path: Path) -> None:
+    """A backup begins inside any step after the container's own: the run goes on, the lock stays."""
+    for number, point in enumerate(at(*BEFORE_ASK[1:], *AFTER_ASK, *ENDS)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        held = Held(node, folder, point)
+        try:
+            assert held.wait_until_held(), point
+            set_lock(node)
+            code, document = held.go_on()
+        finally:
+            held.end()
+        assert (code, document["outcome"]) == (0, "done"), (point, document["findings"])
+        assert node.pct("unlock", "129").exit_code == 0, "the lock was gone"
+        assert len(mains(node, "ct129", 30000)) == 1, point
+
+
+@pytest.mark.slow
+def test_a_resume_that_a_lock_refuses_can_be_resumed(node: Lab, tmp_path: Path) -> None:
+    """Stopped and locked, as a backup in stop mode leaves it: exit 50 and still open; then it goes on."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = Held(node, folder, "stop:launch")
+    try:
+        assert held.wait_until_held()
+        seal(node, "stop")
+        _, cut = held.go_on()
+    finally:
+        held.end()
+    set_lock(node)
+    words = ["resume", cut["run"], "--yes", "--site", str(held.site)]
+
+    refused = opsctl(node, folder, *words, timeout_s=100)
+    listed = opsctl(node, folder, "resume")[1]["data"]["runs"]
+    assert node.pct("unlock", "129").exit_code == 0
+    code, done = opsctl(node, folder, *words, timeout_s=150)
+
+    assert (refused[0], refused[1]["outcome"]) == (50, "refused"), refused[1]
+    assert {"container-locked", "resumable"} <= codes(refused[1])
+    assert [row["id"] for row in listed] == [cut["run"]]
+    assert (code, done["outcome"]) == (0, "done"), done["findings"]
+    assert len(mains(node, "ct129", 30000)) == 1
+
+
+@pytest.mark.slow
+def test_a_container_that_somebody_starts_meanwhile_is_taken_as_it_is(
+    node: Lab, tmp_path: Path
+) -> None:
+    """Found stopped, and started by a colleague before our step begins: nothing to start, no failure."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    seal(node, "stop")
+    held = Held(node, folder, "stop:container")
+    try:
+        assert held.wait_until_held()
+        assert node.pct("start", "129").exit_code == 0
+        code, document = held.go_on()
+    finally:
+        held.end()
+
+    assert (code, document["outcome"]) == (0, "done"), document["findings"]
+    assert len(mains(node, "ct129", 30000)) == 1

@@ -23,7 +23,7 @@ def make_ct(site: Path, capsys: pytest.CaptureFixture[str]) -> Ct:
     """Return a function that runs `opsctl ct ... --json` and returns exit code and document."""
 
     def call(*words: str) -> tuple[int, dict[str, Any]]:
-        code = run(["ct", *words, "--json", "--site", str(site)])
+        code = run(["ct", words[0], "--json", "--site", str(site), *words[1:]])
         document: dict[str, Any] = read_document(capsys.readouterr().out)
         assert document["exit_code"] == code
         return code, document

@@ -11,7 +11,9 @@ from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.domain.launch import LaunchPlan
 from opsctl.domain.preflight import Verdict
 from opsctl.errors import SafetyRefusal, TransportError
+from opsctl.facts import Host
 from opsctl.site import Server
+from opsctl.steps import look
 from opsctl.steps.base import StepContext, StepOutcome, StepResult
 from opsctl.steps.failure import refuse_going_down
 from opsctl.steps.known_failure import KnownFailure
@@ -42,6 +44,7 @@ PLAN = LaunchPlan(
     gpu_model="H200",
 )
 SERVER = Server(host="here", python="/v/python", model="/m")
+HOST = Host("b", "here", "6.1", True, None, None, 0, "3.11", 100, 1.0)
 
 
 @dataclass
@@ -472,3 +475,18 @@ def test_a_preflight_says_when_the_parser_was_asked() -> None:
     ]
     assert [", flags accepted, port" in summary for summary in asked] == [True, False]
     assert "flags accepted (asked 2026-11-29 23:47:24 UTC; nothing that" in asked[1]
+
+
+def test_a_launch_that_went_with_its_machine_is_not_behind_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Started anew since: the stop, the patches and the launch are all still to be looked at."""
+    monkeypatch.setattr(look, "read_host", lambda _: HOST)
+    monkeypatch.setattr(look, "gpu_facts", lambda _: [])
+    gone = {"state": "exited", "rebooted": True, "exit": {"reason": "the machine was rebooted"}}
+    agent = FakeAgent({"launch.find": gone, "launch.records": {"records": []}})
+
+    result = look.Look().run(context(agent))
+
+    assert result.data["launched"] is None
+    assert "started anew" in result.data["summary"]
