@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 # Default of --port in sglang 0.5.8 to 0.5.23 (srt/server_args.py).
 DEFAULT_PORT = 30000
 LAUNCH_MODULES = ("sglang.launch_server", "sglang.srt.server", "sglang.cli.main")
-# Options of CPython's command line that take a value of their own; the others stand alone.
-_VALUED_PYTHON_OPTIONS = ("-X", "-W", "--check-hash-based-pycs")
-_PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*$")
+# The shortest abbreviations that argparse takes for these (sglang 0.5.8 to 0.5.23 leaves allow_abbrev on).
+_SHORTEST = {"--port": "--po", "--config": "--conf", "--model-path": "--model-p"}
+_VALUED_PYTHON_LETTERS = "XW"  # of CPython's options; the others but -c and -m stand alone
+_PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*[td]*$")  # python3.13t: free-threaded
 _TITLE = re.compile(r"^sglang::[A-Za-z][A-Za-z0-9_:.-]*$")
 
 
@@ -120,17 +121,31 @@ def arguments_of_launch(argv: tuple[str, ...]) -> tuple[str, ...] | None:
     index = 1
     while index < len(argv):
         element = argv[index]
-        if element == "-m":
-            module = argv[index + 1] if index + 1 < len(argv) else ""
-            return _after_module(module, argv[index + 2 :])
-        if element.startswith("-m") and element[2:]:
-            return _after_module(element[2:], argv[index + 1 :])
-        if element == "-c" or element in ("-", "--"):
+        if element in ("-", "--"):
             return None
         if not element.startswith("-"):
             return _after_script(element, argv[index + 1 :])
-        index += 2 if element in _VALUED_PYTHON_OPTIONS else 1
+        letter, value = _valued_option(element)
+        rest = argv[index + 1 :]
+        if letter == "c":
+            return None
+        if letter == "m":
+            return _after_module(value or "".join(rest[:1]), rest if value else rest[1:])
+        index += 1 if value or not letter else 2
     return None
+
+
+def _valued_option(element: str) -> tuple[str, str]:
+    """Return the letter of an element of CPython's options that takes a value, and the value if it is in it.
+
+    Letters may be joined: ``-um MODULE``, ``-Bmodule``, ``-Xdev``.
+    """
+    if element.startswith("--"):
+        return ("-" if element == "--check-hash-based-pycs" else ""), ""
+    for at, letter in enumerate(element[1:], 2):
+        if letter in "cm" + _VALUED_PYTHON_LETTERS:
+            return letter, element[at:]
+    return "", ""
 
 
 def _after_module(module: str, rest: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -153,10 +168,15 @@ def _last_value(arguments: tuple[str, ...], flags: tuple[str, ...]) -> str | Non
     found = None
     for index, element in enumerate(arguments):
         name, equals, value = element.partition("=")
-        if name not in flags:
+        if name not in flags and not any(_abbreviates(name, flag) for flag in flags):
             continue
         if equals:
             found = value
         elif index + 1 < len(arguments):
             found = arguments[index + 1]
     return found
+
+
+def _abbreviates(name: str, flag: str) -> bool:
+    shortest = _SHORTEST.get(flag)
+    return shortest is not None and name.startswith(shortest) and flag.startswith(name)

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opsctl.domain.gpu import GpuHolder
-from opsctl.domain.launch_line import LaunchLine, is_supervisor, read_launch_line, read_title
+from opsctl.domain.launch_line import (
+    LaunchLine,
+    is_python,
+    is_supervisor,
+    read_launch_line,
+    read_title,
+)
 from opsctl.domain.orphans import Claim, Orphans
 from opsctl.domain.process import (
     Ambiguity,
@@ -115,7 +121,7 @@ class _Judge:
         if is_command(server, process):
             return "its command line is the site's command"
         line = self.lines.get(process.pid)
-        if line and server.command is None:
+        if line and server.command is None and not _is_other_program(process):
             return self._proof_by_line(process, line)
         return None
 
@@ -183,7 +189,7 @@ class _Judge:
             process = self.table.by_pid[pid]
             if pid in self.proven or pid in self.never or self._claimed_by_other(pid):
                 continue
-            fits = self.server.fits_port(line) or self._listens(pid)
+            fits = self.server.fits_port(line) or self._listens(pid) or self._may_come(pid, line)
             alike = bool(fits or self.server.fits_model(line))
             if has_root or not alike or self.server.command is not None:
                 continue
@@ -192,9 +198,19 @@ class _Judge:
                 continue
             if place or not owner_fits(process, self.view, self.server.user):
                 why = place or f"belongs to {owner_of(process)}, and the site does not say so"
+            elif _is_other_program(process):
+                why = f"its program is {process.exe}, which is no Python"
+            elif line.port is None:
+                why = f"it does not listen on {self.server.port}, and may still be starting"
             else:
                 why = f"the site says port {self.server.port}, model {self.server.model}"
             self._doubt(process, f"it serves {line.describe()}; {why}", self._names(pid, line))
+
+    def _may_come(self, pid: int, line: LaunchLine) -> bool:
+        """Say whether its config file may name our port, on which it does not listen yet."""
+        detail = self.details.get(pid)
+        ports = detail.listening_ports if detail else None
+        return line.port is None and not ports and self.server.fits_model(line) is not False
 
     def _names(self, pid: int, line: LaunchLine) -> tuple[str, ...]:
         return (self.server.describe(), f"pid {pid} ({line.describe()})")
@@ -300,3 +316,9 @@ class _Judge:
         wanted = self.server.gpu_uuids
         holds = tuple(h for h in self.holders if h.pid == pid and (h.uuid in wanted or not wanted))
         return Judged(pid, process, kind, reason, holds, pid in self.roots)
+
+
+def _is_other_program(process: Process) -> bool:
+    """Say whether what runs is known and is no Python: argv is written by whoever starts a program."""
+    exe = process.exe
+    return exe is not None and not is_python(exe.removesuffix(" (deleted)"))

@@ -19,6 +19,12 @@ from opsctl.domain.launch_line import matches_command, read_launch_line, read_ti
         ("python3 -m sglang.cli.main serve --model-path /m", 30000, "/m"),
         ("python3 /opt/src/sglang/launch_server.py --model-path /m --port 5", 5, "/m"),
         ("python3 -m sglang.launch_server --port 1 --port 2 --model-path /m", 2, "/m"),
+        ("python3 -um sglang.launch_server --model-path /m --port 3", 3, "/m"),
+        ("python3 -uBmsglang.launch_server --model-path /m --port 3", 3, "/m"),
+        ("python3 -uX dev -Wignore -m sglang.launch_server --model-path /m --port 3", 3, "/m"),
+        ("python3.13t -m sglang.launch_server --model-path /m --port 3", 3, "/m"),
+        ("python3 -m sglang.launch_server --model-pat /m --por 30001", 30001, "/m"),
+        ("python3 -m sglang.launch_server --conf c.yaml", None, None),
         ("python3 -m sglang.launch_server --config c.yaml", None, None),
         ("python3 -m sglang.launch_server --config c.yaml --port 7", 7, None),
     ],
@@ -54,6 +60,9 @@ def test_a_server_is_read_from_its_arguments(
         ("/opt/sglang/bin/python", "train.py"),
         ("mypython3x", "-m", "sglang.launch_server"),
         ("python3", "--", "-m", "sglang.launch_server"),
+        ("python3", "-uc", "import x", "-m", "sglang.launch_server"),
+        ("python3", "-uX", "-m", "sglang.launch_server"),
+        ("python3", "-um"),
     ],
 )
 def test_what_only_mentions_a_server_is_none(argv: tuple[str, ...]) -> None:

@@ -415,3 +415,31 @@ def test_workers_without_a_parent_are_no_roots_while_the_launched_one_lives() ->
     assert [one.pid for one in whole.roots] == [4200]
     assert whole.pids == {4200, 4202}
     assert [one.pid for one in orphaned.roots] == [4202]
+
+
+@pytest.mark.parametrize("ports", [(), None])
+def test_a_server_that_may_get_our_port_from_its_file_is_no_absence(ports: Any) -> None:
+    """All in a config file and not listening yet: `already stopped` would be a guess."""
+    loading = proc(4200, 1, "python3 -m sglang.launch_server --config /etc/a.yaml")
+    details = {4200: detail(4200, listening_ports=ports)}
+    elsewhere = {4200: detail(4200, listening_ports=(30777,))}
+
+    result = chosen(system(loading), details=details)
+
+    assert not result.pids
+    assert [one.pid for one in result.ambiguous] == [4200]
+    assert "may still be starting" in result.ambiguous[0].reason
+    assert not chosen(system(loading), details=elsewhere).ambiguous
+
+
+def test_a_command_line_over_another_program_is_no_server() -> None:
+    """`exec -a python3 other -m sglang.launch_server` is not killed, and not passed over in silence."""
+    spoofed = proc(5000, 1, LAUNCH, exe="/usr/bin/perl")
+    updated = proc(4200, 1, LAUNCH, exe="/usr/bin/python3.11 (deleted)")
+
+    alone = chosen(system(spoofed))
+
+    assert not alone.pids
+    assert "/usr/bin/perl, which is no Python" in alone.ambiguous[0].reason
+    assert chosen(system(spoofed, updated)).pids == {4200}
+    assert not chosen(system(spoofed, updated)).ambiguous
