@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import marshal
+import types
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -40,11 +41,23 @@ def missing_frames(module: str, loaded: set[str], magic: str | None) -> list[byt
 @lru_cache(maxsize=128)
 def _module_frame(name: str, magic: str | None) -> bytes:
     """Return an operation module as a load frame: compiled for a host whose bytecode is ours too."""
-    source = (Path(__file__).parent / "ops" / f"{name}.py").read_bytes()
     if magic != importlib.util.MAGIC_NUMBER.hex():
+        source = (Path(__file__).parent / "ops" / f"{name}.py").read_bytes()
         return _load_frame({"load": name}, source)
-    code = compile(source, f"opsctl-agent:{name}", "exec", dont_inherit=True)
+    full = f"opsctl.agent.ops.{name}"
+    loader: Any = getattr(importlib.util.find_spec(full), "loader", None)
+    code = _named(
+        loader.get_code(full), f"opsctl-agent:{name}"
+    )  # compiled when opsctl was installed
     return _load_frame({"load": name, "magic": magic}, marshal.dumps(code))
+
+
+def _named(code: types.CodeType, file: str) -> types.CodeType:
+    """Return code that says of itself that it is from ``file``: its path here means nothing on a host."""
+    constants = tuple(
+        _named(one, file) if isinstance(one, types.CodeType) else one for one in code.co_consts
+    )
+    return code.replace(co_filename=file, co_consts=constants)
 
 
 @lru_cache(maxsize=4)
