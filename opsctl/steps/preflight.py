@@ -18,6 +18,8 @@ from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
 from opsctl.domain.speculation import Means, Resolution
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
+from opsctl.patch_library import load_library
+from opsctl.site import Server
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.launch_plan import (
     make_launch_plan,
@@ -48,12 +50,12 @@ class Preflight:
         return []
 
     def run(self, ctx: StepContext) -> StepResult:
-        ask_parser = self.check_arguments and ctx.server.python is not None
+        has_parser = self.check_arguments and ctx.server.python is not None
         with ThreadPoolExecutor(max_workers=4) as pool:
             passing = pool.submit(look_at_passthrough, ctx)
             surveying = pool.submit(survey, ctx)
             reading = pool.submit(read_gpus, ctx.session.gpu_agent)
-            parsing = pool.submit(parse_arguments, ctx) if ask_parser else None
+            parsing = pool.submit(parse_arguments, ctx) if has_parser else None
             surveyed, report = surveying.result(), reading.result()
             parser = parsing.result() if parsing else None
             passthrough = passing.result()
@@ -111,8 +113,36 @@ def survey(ctx: StepContext) -> dict[str, Any]:
 
 
 def parse_arguments(ctx: StepContext) -> dict[str, Any]:
-    """Let the installed version's own parser read the flags, in a child process."""
-    argv = server_argv(ctx.server)
+    """Let the installed version's own parser read the flags, in a child process.
+
+    A flag that only a listed patch brings is unknown to it until that patch is in place: then the others
+    are asked alone, and the patch's own flags are proven when it is staged.
+    """
+    reply = ask_parser(ctx, ctx.server)
+    promised = promised_flags(ctx)
+    if reply["ok"] is not False or not promised:
+        return reply
+    rest = {name: value for name, value in ctx.server.args.items() if f"--{name}" not in promised}
+    if len(rest) == len(ctx.server.args):
+        return reply
+    return ask_parser(ctx, ctx.server.model_copy(update={"args": rest}))
+
+
+def promised_flags(ctx: StepContext) -> set[str]:
+    """Return the flags that the server's patches show in the help text once they are in place."""
+    if not ctx.values.get("patch", True) or not ctx.server.patches:
+        return set()
+    library = load_library(ctx.patch_folder)
+    variants = [
+        variant for one in ctx.server.patches if one in library for variant in library[one].variants
+    ]
+    words = [word for variant in variants for word in variant.proof.help_shows]
+    return {word for word in words if word.startswith("--")}
+
+
+def ask_parser(ctx: StepContext, server: Server) -> dict[str, Any]:
+    """Ask the parser about one set of arguments."""
+    argv = server_argv(server)
     request = {
         "python": ctx.server.python,
         "cwd": ctx.server.cwd,

@@ -273,13 +273,14 @@ def trouble(rows: Iterable[tuple[Judged, Outcome]]) -> list[Finding]:
             "its pid belongs to a younger process now, which was left alone",
             "nothing to do",
         ),
-        Outcome.ZOMBIE: (
-            "zombie",
-            "it is dead; its parent has not collected it",
-            "it holds no memory; it goes with its parent",
-        ),
     }
     found = []
+    dead = [str(judged.pid) for judged, outcome in rows if outcome is Outcome.ZOMBIE]
+    if dead:
+        text = f"pid {', '.join(dead)}: dead, and not yet collected by the parent"
+        found.append(
+            Finding("zombie", dead[0], text, "it holds no memory; it goes with its parent")
+        )
     for judged, outcome in rows:
         if outcome in steps:
             code, text, step = steps[outcome]

@@ -268,30 +268,76 @@ def test_a_crash_under_load_fails_the_restart_with_bracket_and_diagnosis(ground:
     assert refused["exit_code"] == 50
 
 
-def own_patch(folder: Path, site: Path, name: str, text: str) -> None:
-    """Make a patch in ``folder`` that adds ``text`` at the end of the stand-in's version.py."""
+def own_patch(
+    folder: Path, site: Path, name: str, text: str, where: str = "version.py", **proof: object
+) -> None:
+    """Make a patch in ``folder`` that adds ``text`` at the end of a file of the stand-in."""
     changed = folder.parent / f"changed-{name}"
     shutil.copytree(site / "sglang", changed)
-    (changed / "version.py").write_text((changed / "version.py").read_text() + text)
+    (changed / where).write_text((changed / where).read_text() + text)
     argv = ["patch", "new", name, "--version", "0.5.12.post1", "--package", "sglang"]
     assert (
         run([*argv, "--old", f"{site}/sglang", "--new", str(changed), "--into", str(folder)]) == 0
     )
     file = folder / name / "patch.yaml"
     data = yaml.safe_load(file.read_text())
-    data["variants"][0]["proof"] = {"imports": ["sglang.version"]}
+    data["variants"][0]["proof"] = {"imports": ["sglang.version"], **proof}
     file.write_text(yaml.safe_dump(data, sort_keys=False))
 
 
-def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground) -> None:
-    """One that cannot be imported stops the restart before the stop; a good one is in the new server."""
+def packages_of(ground: Ground) -> Path:
+    """Return a copy of the stand-in's packages that may be patched, with its version written down."""
     site = ground.folder / "packages"
     shutil.copytree(standin.SITE, site)
     info = site / "sglang-0.5.12.post1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12.post1\n")
+    (ground.folder / "own").mkdir()
+    return site
+
+
+NEW_FLAG = """
+
+add_known = ServerArgs.add_cli_args
+
+
+def add_with_new(parser):
+    add_known(parser)
+    parser.add_argument("--new-flag", type=int)
+
+
+ServerArgs.add_cli_args = staticmethod(add_with_new)
+"""
+
+
+def test_a_flag_that_a_listed_patch_brings_is_no_unknown_flag(ground: Ground) -> None:
+    """The parser learns it with the patch: both arrive in one restart; a flag that nobody brings does not."""
+    site = packages_of(ground)
+    shows = {"run": ["-m", "sglang.launch_server", "--help"], "shows": ["--new-flag"]}
+    own_patch(ground.folder / "own", site, "flagged", NEW_FLAG, "srt/server_args.py", help=shows)
+    env = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    top = {"patches_dir": "own"}
+    args = {"tp": 2, "disable-cuda-graph": True, "new-flag": 3}
+
+    ground.write_site(env=env, top=top, args=args)
+    without = restart(ground)
+    ground.write_site(env=env, top=top, args={**args, "other-flag": 1}, patches=["flagged"])
+    other = restart(ground)
+    ground.write_site(env=env, top=top, args=args, patches=["flagged"])
+    done = restart(ground)
+    again = restart(ground)
+
+    for refused in (without, other):
+        assert "arguments" in [finding["code"] for finding in refused["findings"]]  # type: ignore[attr-defined]
+    assert (done["outcome"], again["outcome"]) == ("done", "done"), done["findings"]
+    argv = Path(f"/proc/{ground.mains()[0]}/cmdline").read_bytes().split(b"\0")
+    assert b"--new-flag" in argv
+
+
+def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground) -> None:
+    """One that cannot be imported stops the restart before the stop; a good one is in the new server."""
+    site = packages_of(ground)
     library = ground.folder / "own"
-    library.mkdir()
     own_patch(library, site, "broken", "def\n")
     own_patch(library, site, "good", "MARK = 1\n")
     env = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
