@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import ConfigError
-from opsctl.output import Document, Finding
+from opsctl.output import Document, Finding, well_formed
 
 if TYPE_CHECKING:
     from opsctl.site import Site
@@ -151,6 +151,8 @@ def refuse_address(url: str) -> str | None:
         host = parts.hostname
     except ValueError:
         return "its address is no URL"
+    if "\\" in url:
+        return "its address is no URL"  # what stands before and after is read in two ways
     if parts.scheme == "https" and host:
         return None
     if parts.scheme == "http" and host in LOOPBACK:
@@ -164,7 +166,7 @@ def body_of(webhook: Webhook, event: Ended, base: Path) -> bytes:
 
     values = {**asdict(event), "text": event.text}
     path = None if webhook.template is None else base / webhook.template.expanduser()
-    body = render_text("webhook.json.j2", values, path).encode()
+    body = well_formed(render_text("webhook.json.j2", values, path)).encode()
     if len(body) > LARGEST_BODY:
         raise ConfigError(
             f"its body has {len(body) >> 10} KiB; {LARGEST_BODY >> 10} are sent at most"

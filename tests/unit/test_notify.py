@@ -103,6 +103,7 @@ def test_a_template_that_cannot_be_used_is_named(tmp_path: Path, text: str, said
         ("ftp://hooks.example.org/", True),
         ("https://[bad", True),
         ("", True),
+        ("http://secret.example\\@127.0.0.1/", True),
     ],
 )
 def test_an_address_is_https_or_this_machine(url: str, refused: bool) -> None:
@@ -165,3 +166,13 @@ def test_a_site_without_webhooks_costs_nothing() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_stranger_s_foreign_bytes_do_not_keep_a_body_from_being_sent(tmp_path: Path) -> None:
+    """A finding quotes a command line that is no UTF-8; a template of one's own prints it as it is."""
+    (tmp_path / "t.j2").write_text("{{ reason }}")
+    made = webhook(template="t.j2", content_type="text/plain")
+
+    body = body_of(made, replace(EVENT, reason="caf\udce9"), tmp_path)
+
+    assert body == "caf\ufffd".encode()

@@ -163,3 +163,50 @@ def test_only_a_few_answers_are_kept(place: Place) -> None:
     names = [one.name for one in place.runtime.iterdir()]
     assert len(names) == arguments.KEPT + 1
     assert "nvml-1" in names
+
+
+def test_a_wrapper_that_starts_another_interpreter_is_asked_again(place: Place) -> None:
+    """`python` of the site may be a script: its new content may mean another environment."""
+    wrapper = place.runtime.parent / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    place.request["python"] = str(wrapper)
+    place.ask()
+    _, kept = place.ask()
+
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -B "$@"\n')
+    _, asked = place.ask()
+
+    assert (kept, asked) == (1, 2)
+
+
+def test_an_interpreter_that_comes_first_on_the_path_is_asked(place: Place) -> None:
+    """`python: python3` is whichever PATH gives at the moment."""
+    folders = [place.runtime.parent / name for name in ("new", "old")]
+    for folder in folders:
+        folder.mkdir()
+    place.request["python"] = "somepython"
+    place.request["env"]["PATH"] = ":".join(map(str, folders))
+    (folders[1] / "somepython").symlink_to(sys.executable)
+    place.ask()
+    _, kept = place.ask()
+
+    (folders[0] / "somepython").symlink_to(sys.executable)
+    _, asked = place.ask()
+
+    assert (kept, asked) == (1, 2)
+
+
+def test_a_user_site_that_comes_into_being_is_looked_at(place: Place) -> None:
+    """The first `pip install --user` makes a folder that comes before the system's packages."""
+    base = place.runtime.parent / "user"
+    place.request["env"]["PYTHONUSERBASE"] = str(base)
+    place.request["python"] = os.path.realpath(sys.executable)  # a venv has no user site
+    place.ask()
+    _, kept = place.ask()
+
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (base / "lib" / version / "site-packages").mkdir(parents=True)
+    _, asked = place.ask()
+
+    assert (kept, asked) == (1, 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 
 from opsctl.agent.ops import preflight, procfs
@@ -28,7 +29,7 @@ SETTLED_S = (
 
 # The installed version's own parser. GPUs are hidden: building a parser must not touch a busy one.
 PARSE = """
-import argparse, json, os, sys
+import argparse, json, os, site, sys
 try:
     from sglang.srt.server_args import ServerArgs
     parser = argparse.ArgumentParser(prog="sglang.launch_server")
@@ -51,6 +52,7 @@ def loaded():
     yield sys.executable
     yield os.path.realpath(sys.executable)
     yield os.path.join(sys.prefix, "pyvenv.cfg")
+    if site.ENABLE_USER_SITE: yield site.getusersitepackages()
     for entry in sys.path:
         yield entry or os.getcwd()
         if os.path.isdir(entry):
@@ -77,7 +79,8 @@ def arguments(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
     ``kept_since``: when it said so, where it was not asked now because nothing has changed since.
     """
-    path = os.path.join(procfs.runtime_directory(), PREFIX + key_of(request))
+    started = started_program(request)
+    path = os.path.join(procfs.runtime_directory(), PREFIX + key_of(request, started))
     kept = recall(path)
     if kept is not None:
         return kept
@@ -86,18 +89,27 @@ def arguments(request: dict[str, Any], context: Context) -> dict[str, Any]:
     limit_s = request.get("timeout_s", 60.0)
     reply = preflight.ask(dict(request, env=env), PARSE, request["flags"], limit_s)
     read = reply.pop("read", None)
-    if reply["ok"] and read:
-        keep(path, reply, read, begun_s)
+    if reply["ok"] and read and started:
+        keep(path, reply, [*read, started], begun_s)
     return dict(reply, kept_since=None)
 
 
-def key_of(request: dict[str, Any]) -> str:
+def started_program(request: dict[str, Any]) -> str | None:
+    """Return the file that ``python`` names: a script that starts another interpreter may stand there."""
+    python = request["python"]
+    if "/" in python:
+        python = os.path.join(request.get("cwd") or "/", python)
+    found = shutil.which(python, path=(request.get("env") or {}).get("PATH", os.defpath))
+    return os.path.abspath(found) if found else None
+
+
+def key_of(request: dict[str, Any], started: str | None) -> str:
     """Return what tells one question from another; the run's own id is no part of it."""
     env = {
         name: value for name, value in (request.get("env") or {}).items() if name != "OPSCTL_RUN"
     }
     home = os.path.expanduser("~")
-    asked = [request["python"], request.get("cwd"), env, home, request["flags"], PARSE]
+    asked = [request["python"], started, request.get("cwd"), env, home, request["flags"], PARSE]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
