@@ -46,6 +46,8 @@ def sides_by_measuring(
 
 def write_variants(folder: Path, site: Site, name: str) -> dict[str, Path]:
     """Write one site file per side: without the speculative flags, and with them all the time."""
+    from opsctl.domain.launch import safe_name
+
     server = site.server(name)
     if not any(flag.startswith(PREFIX) for flag in server.args):
         raise UsageError(
@@ -58,7 +60,7 @@ def write_variants(folder: Path, site: Site, name: str) -> dict[str, Path]:
     for side, args in (("baseline", plain), ("speculation", dict(server.args))):
         body = _dump(site)
         body["servers"][name] = _server(server) | {"args": args}
-        path = folder / f"{name}-{side}.yaml"
+        path = folder / f"{safe_name(name)}-{side}.yaml"
         path.write_text(json.dumps(body, indent=1), encoding="utf-8")
         found[side] = path
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from opsctl.domain.adopt import SECRET_VALUE, Running, Started
 from opsctl.domain.launch import DEFAULT_LOG_DIR, SYSTEM_PATH, tensor_parallel
-from opsctl.domain.launch_line import LaunchLine, arguments_of_launch
+from opsctl.domain.launch_line import LaunchLine, abbreviates_secret, arguments_of_launch
 from opsctl.domain.protection import unit_of
 from opsctl.errors import CouldNotTell
 from opsctl.output import Finding
@@ -142,7 +142,7 @@ def make_entry(
         if folder not in (DEFAULT_LOG_DIR, "/", "/tmp", "/var/tmp"):  # no place for logs to come
             values["log_dir"] = folder
     secret_flags = [flag for flag in flags if _is_secret_flag(flag)]
-    if "api-key" in secret_flags:
+    if any("api-key".startswith(flag) for flag in secret_flags):
         values["api_key"] = {"env": f"{re.sub(r'[^A-Z0-9]+', '_', name.upper())}_API_KEY"}
     comments = [f"adopted from pid {found.pid} ({version or 'sglang of unknown version'}), {when}"]
     if log.startswith("/") and not log.startswith("/dev/"):
@@ -175,7 +175,8 @@ def _split_flags(
 
 
 def _is_secret_flag(name: str) -> bool:
-    return bool(re.search(r"(?i)(^|-)(token|secret|password|passwd|api-?key|credentials?)$", name))
+    found = re.search(r"(?i)(^|-)(token|secret|password|passwd|api-?key|credentials?)$", name)
+    return bool(found) or abbreviates_secret(name)
 
 
 def _environment(started: Started) -> dict[str, Any]:

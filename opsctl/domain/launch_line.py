@@ -15,6 +15,8 @@ DEFAULT_PORT = 30000
 LAUNCH_MODULES = ("sglang.launch_server", "sglang.srt.server", "sglang.cli.main")
 # The shortest abbreviations that argparse takes for these (sglang 0.5.8 to 0.5.23 leaves allow_abbrev on).
 _SHORTEST = {"--port": "--po", "--config": "--conf", "--model-path": "--model-p"}
+# flags of secrets, with how many letters an abbreviation has at least ("ssl-keyfile" is a flag of its own)
+_SECRETS = {"api-key": 3, "admin-api-key": 3, "ssl-keyfile-password": 12}
 _VALUED_PYTHON_LETTERS = "XW"  # of CPython's options; the others but -c and -m stand alone
 _PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*[td]*$")  # python3.13t: free-threaded
 _TITLE = re.compile(r"^sglang::[A-Za-z][A-Za-z0-9_:.-]*$")
@@ -33,6 +35,13 @@ class LaunchLine:
         """Return the two things that tell servers apart, for a sentence."""
         port = "a port from its config file" if self.port is None else f"port {self.port}"
         return f"{port}, model {self.model or 'from its config file'}"
+
+
+def abbreviates_secret(flag: str) -> bool:
+    """Say whether argparse takes ``flag`` (without its dashes) for a flag whose value is a secret."""
+    return any(
+        len(flag) >= shortest and name.startswith(flag) for name, shortest in _SECRETS.items()
+    )
 
 
 def is_python(path: str | None) -> bool:

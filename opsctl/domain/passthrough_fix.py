@@ -55,7 +55,7 @@ def settings_of(text: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     lxc: list[list[str]] = []
-    for line in text.splitlines()[: end_of_main(text)]:
+    for line in lines_of(text)[: end_of_main(text)]:
         raw, setting = _RAW.match(line), _SETTING.match(line)
         if line.startswith("#"):
             continue
@@ -66,9 +66,14 @@ def settings_of(text: str) -> dict[str, Any]:
     return {**found, **({"lxc": lxc} if lxc else {})}
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines as the node counts them: only a line feed ends one, also in somebody's note."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def end_of_main(text: str) -> int:
     """Return the line before which new settings go: after the last one that is not in a section."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     count = next((n for n, line in enumerate(lines) if _SECTION.match(line)), len(lines))
     while count and not lines[count - 1].strip():
         count -= 1
@@ -154,7 +159,7 @@ def stale_rules(text: str, node: NodeFacts) -> list[str]:
     """Return the rules for a whole major that no driver of the node has: a kernel update left them behind."""
     majors = set(node.majors.values())
     found = []
-    for line in text.splitlines()[: end_of_main(text)]:
+    for line in lines_of(text)[: end_of_main(text)]:
         raw = _RAW.match(line)
         if raw is None or raw[1] != ALLOW:
             continue
@@ -174,7 +179,7 @@ def _modes(text: str, wanted: Sequence[DeviceNode], config: CtConfig) -> list[Ed
     edits = []
     for device in wanted:
         key = config.devs.get(device.path)
-        line = next((one for one in text.splitlines() if key and one.startswith(f"{key}:")), None)
+        line = next((one for one in lines_of(text) if key and one.startswith(f"{key}:")), None)
         if line is None:
             continue
         mode = re.search(r"mode=(0?[0-7]{3,4})", line)
@@ -189,7 +194,7 @@ def _modes(text: str, wanted: Sequence[DeviceNode], config: CtConfig) -> list[Ed
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """Return the file's text with the edits; every other line stays as it is, in its place."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     end = end_of_main(text)
     for edit in edits:
         if edit.old is not None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from opsctl.domain.gpu import GpuHolder
 from opsctl.domain.launch_line import (
+    abbreviates_secret,
     is_python,
     matches_command,
     read_launch_line,
@@ -116,7 +117,10 @@ def masked(argv: Sequence[str]) -> list[str]:
     hides_next = False
     for element in argv:
         name, equals, _ = element.partition("=")
-        is_secret = bool(_SECRET_FLAG.search(name)) and name.startswith("-")
+        word = name.removeprefix("--")
+        is_secret = name.startswith("-") and (
+            bool(_SECRET_FLAG.search(name)) or (word != name and abbreviates_secret(word))
+        )
         if hides_next:
             shown.append("***")
         elif is_secret and equals:

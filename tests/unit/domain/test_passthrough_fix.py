@@ -145,3 +145,14 @@ def test_a_plain_file_under_a_devices_name_is_no_device() -> None:
     node = replace(NODE, devices=(*NODE.devices[:-1], DeviceNode("/dev/nvidia-uvm", None)))
 
     assert all("uvm" not in edit.new for edit in plan_edits(BY_DEV, node, None))
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x0c", "\x85", "\r"])
+def test_a_note_with_a_sign_that_only_python_takes_for_a_line_end_stays_one_line(sign: str) -> None:
+    """Cut there, its second half would be a setting that nobody wrote."""
+    note = f"#see the wiki{sign}dev1: /dev/nvidia7"
+
+    after = mended(BY_DEV.replace("#a note of the operator", note))
+
+    assert after.split("\n")[0] == note
+    assert "dev1: /dev/nvidia-uvm,mode=0666" in after.split("\n")

@@ -62,6 +62,20 @@ def test_secrets_of_a_command_line_are_never_shown() -> None:
     assert "sk-1" not in shorten(argv, 400)
 
 
+def test_an_abbreviated_flag_hides_its_secret_too() -> None:
+    """argparse takes --api-k; a file's name beside it stays readable."""
+    argv = ("python3", "--api-k", "sk-1", "--ssl-keyfile", "/k.pem", "--ssl-keyfile-p=abc")
+
+    assert masked(argv)[1:] == ["--api-k", "***", "--ssl-keyfile", "/k.pem", "--ssl-keyfile-p=***"]
+
+
+def test_a_stranger_s_words_move_no_cursor() -> None:
+    """Escape codes in somebody's command line would rewrite what is above them."""
+    said = shorten(("evil", "\x1b[2K\rnothing here", "caf\u00e9\udce9"))
+
+    assert said == "evil \\x1b[2K\\rnothing here caf\u00e9\\udce9"
+
+
 def test_long_command_lines_keep_both_ends() -> None:
     """The interpreter and the last options tell servers apart."""
     text = shorten(("python3", "x" * 200, "--port", "30000"), 60)
