@@ -14,7 +14,9 @@ from opsctl.errors import ConfigError
 class Strict(BaseModel):
     """A model that refuses what it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class SecretRef(Strict):

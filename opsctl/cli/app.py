@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,6 +72,18 @@ def _default_state_dir() -> Path:
     return Path(base) / "opsctl"
 
 
+class _Finite(click.FloatRange):
+    """A range that NaN and infinity are not in: no wait compares with them and ends."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{number} is no number of seconds or the like", param, ctx)
+        return number
+
+
 def command(name: str, *, changes: bool = False, **attrs: Any) -> Callable[[F], click.Command]:
     """Declare a command: a click command with opsctl's global options, called with an ``App`` first.
 
@@ -94,6 +107,10 @@ def command(name: str, *, changes: bool = False, **attrs: Any) -> Callable[[F], 
 
         made: click.Command = click.command(name, **attrs)(call)  # type: ignore[no-untyped-call]
         made.params.extend(_global_options(changes))
+        for param in made.params:
+            if isinstance(param.type, click.FloatRange):
+                limits = param.type
+                param.type = _Finite(limits.min, limits.max, limits.min_open, limits.max_open)
         if COMPLETE in os.environ:  # a shell asks: only then the names are worth their import
             from opsctl.cli.completion import name_parameters
 

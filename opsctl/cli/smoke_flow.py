@@ -105,7 +105,7 @@ class Flow:
         self.slo = parse_slo(self.own["slo"])
         for metric, ratio in self.own["min_ratio"]:
             check_metric(metric)
-            if ratio <= 0:
+            if not 0 < ratio < float("inf"):
                 raise UsageError(f"the ratio for {metric} must be above 0")
         if bool(self.own["min_ratio"]) != (self.own["against"] is not None):
             raise UsageError("--min-ratio and --against go together")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 from typing import Any, TypeGuard
 
 LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)")
@@ -58,7 +59,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 def running_of_loads(document: Any) -> int | None:
     """Return how many requests run or wait, by /v1/loads, /get_load or /server_info; None: not told."""
     if isinstance(document, list):
-        parts = [running_of_loads(part) for part in document]
+        parts = [running_of_loads(part) for part in document if isinstance(part, dict)]
         told = [part for part in parts if part is not None]
         return sum(told) if told else None
     if not isinstance(document, dict):
@@ -75,4 +76,5 @@ def running_of_loads(document: Any) -> int | None:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and isfinite(value)

@@ -96,7 +96,7 @@ def parse_slo(words: Sequence[str]) -> dict[str, float]:
             limits[name.strip()] = float(value)
         except ValueError:
             sign = ""
-        if not sign or name.strip() not in SLO_NAMES or limits[name.strip()] <= 0:
+        if not sign or name.strip() not in SLO_NAMES or not 0 < limits[name.strip()] < float("inf"):
             raise UsageError(
                 f"'{word}' is no limit",
                 next_step=f"write NAME=MS with one of {', '.join(SLO_NAMES)}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opsctl.errors import Interrupted
+from opsctl.errors import ConfigError, Interrupted
 from opsctl.output import Finding
 from opsctl.sglang.metrics import running_of_loads
 
@@ -28,7 +28,10 @@ def drain(ctx: StepContext, seconds: float) -> list[Finding]:
     end = ctx.clock.now() + seconds
     route: str | None = None
     while True:
-        route, running = _running(ctx, route)
+        try:
+            route, running = _running(ctx, route)
+        except ConfigError as error:  # a key that is not to be had keeps no server running
+            return [Finding("not-drained", ctx.server_name, error.message, error.next_step or "")]
         if running == 0:
             ctx.reporter.say("drained: no request runs or waits")
             return []

@@ -151,3 +151,15 @@ def test_secret_is_resolved_only_on_use(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("OPS_TEST_KEY", "s3")
     assert reference.resolve() == "s3"
+
+
+def test_a_wait_of_no_finite_length_is_refused(tmp_path: Path) -> None:
+    """`grace_s: .inf` would wait for ever before KILL."""
+    path = tmp_path / "opsctl.yaml"
+    path.write_text(
+        "hosts: {here: {local: true}}\n"
+        "servers: {s: {host: here, port: 1, command: [x], stop: {grace_s: .inf}}}\n"
+    )
+
+    with pytest.raises(ConfigError, match="grace_s: input should be a finite number"):
+        load_site(path)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from opsctl.errors import Interrupted
+from opsctl.sglang.metrics import running_of_loads
 from opsctl.site import Server
 from opsctl.steps.stop import StopServer
 from tests.wire.stopping import (
@@ -121,3 +122,29 @@ def test_a_server_that_cannot_be_asked_is_not_waited_for(port: int, tmp_path: Pa
 
         assert "not-drained" in [one.code for one in result.findings]
         assert not is_alive(pid)
+
+
+@pytest.mark.parametrize(
+    "key", [{"env": "NO_SUCH_KEY_IS_SET"}, {"command": ["printf", "s3cret\\nx"]}]
+)
+def test_a_key_that_is_not_to_be_had_keeps_no_server_running(
+    key: dict[str, Any], port: int, tmp_path: Path
+) -> None:
+    """Unset, or none that HTTP can carry: said without the key, and the stop goes on."""
+    with tree_server(port) as pid:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
+        server = Server(host="here", port=port, command=command, api_key=key)  # type: ignore[arg-type]
+        with context(server, tmp_path) as ctx:
+            result = StopServer(drain_s=5.0, grace_s=2.0).run(ctx)
+
+        assert "not-drained" in [one.code for one in result.findings]
+        assert "s3cret" not in repr(result)
+        assert not is_alive(pid)
+
+
+@pytest.mark.parametrize(
+    "told", [{"num_running_reqs": float("nan")}, [[{"running": 1}]], {"loads": [[[]]]}]
+)
+def test_a_load_that_is_no_number_is_not_told(told: Any) -> None:
+    """NaN is JSON to Python; a server that says so has not said how many run."""
+    assert running_of_loads(told) is None

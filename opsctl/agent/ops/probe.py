@@ -41,6 +41,8 @@ def request(wanted: dict[str, Any], context: Context) -> dict[str, Any]:
         kind = "refused" if isinstance(error, ConnectionRefusedError) else type(error).__name__
         reply = {"status": None, "error": "%s: %s" % (kind, error), "text": ""}
         reply["refused"] = isinstance(error, ConnectionRefusedError)
+    except ValueError:  # its words would hold the header, and with it a key
+        reply = {"status": None, "error": "a header or the path is none of HTTP's", "text": ""}
     finally:
         connection.close()
     reply["seconds"] = round(time.monotonic() - begun, 4)
@@ -81,7 +83,7 @@ def parsed(text: str) -> Any:
     """Return the object that the text holds, or None."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

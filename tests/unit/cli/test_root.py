@@ -135,3 +135,14 @@ def test_an_error_has_the_schema_of_its_command(
     code = run([*argv, "--site", str(site), "--state", str(tmp_path)])
     assert code == 2
     assert read_document(capsys.readouterr().out)["schema"] == schema
+
+
+@pytest.mark.parametrize("words", ["stop s --grace", "stop s --drain", "run restart s --deadline"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_wait_of_no_finite_length_is_a_usage_error(
+    words: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is ever later than NaN: a grace of that length would not end."""
+    assert run([*words.split(), number]) == 2
+
+    assert "no number of seconds" in capsys.readouterr().err
