@@ -15,6 +15,8 @@ from opsctl.errors import ConfigError
 M = TypeVar("M", bound=BaseModel)
 Location = tuple[str | int, ...]
 
+MAX_VALUES = 100_000  # aliases of aliases multiply: ten lines can make a billion
+
 
 @dataclass(slots=True)
 class LocatedYaml:
@@ -75,6 +77,8 @@ def parse_yaml(text: str, path: str) -> LocatedYaml:
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}", subject=path) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply", subject=path) from error
     located = LocatedYaml(path, None)
     located.data = _build(node, (), located) if node is not None else {}
     return located
@@ -90,6 +94,9 @@ def _syntax_problem(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
 
 def _build(node: yaml.Node, location: Location, located: LocatedYaml) -> Any:
     located.lines.setdefault(location, node.start_mark.line + 1)
+    if len(located.lines) > MAX_VALUES:
+        text = f"{located.path}: more than {MAX_VALUES:,} values, counted with its aliases"
+        raise ConfigError(text, subject=located.path)
     if isinstance(node, yaml.MappingNode):
         return _build_mapping(node, location, located)
     if isinstance(node, yaml.SequenceNode):

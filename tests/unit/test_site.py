@@ -110,6 +110,26 @@ def test_without_a_file_the_host_is_this_machine(
     assert site.hosts["here"].local
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hosts: " + "[" * 5000, "nested too deeply"),
+        (
+            "a0: &a0 [x, x]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
+            "more than 100,000 values",
+        ),
+    ],
+)
+def test_a_file_that_would_take_all_memory_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """Nesting and aliases of aliases have an end; it is told, not a traceback."""
+    path = tmp_path / "opsctl.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=said):
+        load_site(path)
+
+
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     """A file that was asked for is never replaced by a default."""
     with pytest.raises(ConfigError, match="no such file"):
