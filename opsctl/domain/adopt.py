@@ -12,7 +12,7 @@ from opsctl.domain.launch_line import (
     read_title,
 )
 from opsctl.domain.process import describe
-from opsctl.domain.protection import Table, container_of
+from opsctl.domain.protection import Table, container_of, in_unit_of
 from opsctl.errors import CouldNotTell, SafetyRefusal
 from opsctl.facts import Process
 
@@ -48,6 +48,7 @@ class Running:
     workers: tuple[str, ...]  # titles in its tree
     pids: tuple[int, ...]  # its whole tree
     container: str | None  # of its cgroup, as this table shows it
+    beside: tuple[Process, ...] = ()  # others that live in its systemd unit
 
     @property
     def pid(self) -> int:
@@ -85,7 +86,9 @@ def find_running(processes: Sequence[Process]) -> list[Running]:
         below = table.descendants(process.pid)
         titles = tuple(title for one in below if (title := read_title(one.argv)))
         pids = (process.pid, *(one.pid for one in below))
-        found.append(Running(process, line, titles, pids, container_of(process.cgroup)))
+        others = (one for one in in_unit_of(process, table.by_pid.values()) if one.pid not in pids)
+        container = container_of(process.cgroup)
+        found.append(Running(process, line, titles, pids, container, tuple(others)))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from opsctl.domain.adopt import SECRET_VALUE, Running, Started
 from opsctl.domain.launch import DEFAULT_LOG_DIR, SYSTEM_PATH, tensor_parallel
 from opsctl.domain.launch_line import LaunchLine, abbreviates_secret, arguments_of_launch
-from opsctl.domain.protection import unit_of
+from opsctl.domain.protection import is_login_unit, unit_of
 from opsctl.errors import CouldNotTell
 from opsctl.output import Finding
 
@@ -228,7 +228,19 @@ def _notes(
         notes.append(Finding("launched-by-serve", name, text))
     unit = unit_of(found.root.cgroup)
     if unit is not None and not unit.startswith("opsctl-"):
-        text = f"systemd owns it as {unit}, and may start it again whenever opsctl stops it"
-        step = f"when opsctl takes over: systemctl disable {unit} (see its Restart=)"
-        notes.append(Finding("managed-by-unit", name, text, step))
+        notes.append(_unit_note(name, unit, found))
     return notes
+
+
+def _unit_note(name: str, unit: str, found: Running) -> Finding:
+    """Tell whose the unit is. Only one that holds nothing else may be disabled: ssh.service is a way in."""
+    if is_login_unit(unit, found.beside):
+        text = f"started from a login ({unit}); that unit is not its own: leave it alone"
+        return Finding("login-unit", name, text)
+    if found.beside:
+        text = f"runs in {unit} beside others, so that unit is not its own; it may start it again"
+        step = f"before opsctl takes over, see what else it runs: systemctl status {unit}"
+        return Finding("shared-unit", name, text, step)
+    text = f"systemd owns it as {unit}, and may start it again whenever opsctl stops it"
+    step = f"when opsctl takes over: systemctl disable {unit} (see its Restart=)"
+    return Finding("managed-by-unit", name, text, step)

@@ -45,6 +45,10 @@ PROTECTED_PROGRAMS: dict[str, str] = {
     "dockerd": "the container runtime",
     "conmon": "the monitor of a container",
 }
+_LOGIN_PROGRAMS = frozenset({"sshd", "sshd-session", "dropbear", "login", "agetty"})
+_LOGIN_UNIT = re.compile(
+    r"(?:ssh|sshd|sshd-session|dropbear|user|(?:[a-z]+-)?getty)(?:@.*)?\.service$"
+)
 _CONTAINER = re.compile(
     r"(?:^|/)(?:lxc/(?P<lxc>[^/]+)|lxc\.payload\.(?P<payload>[^/]+)"
     r"|docker[/-](?P<docker>[0-9a-f]{12,})(?:\.scope)?|cri-containerd-(?P<cri>[0-9a-f]{12,})\.scope"
@@ -99,6 +103,21 @@ def unit_path_of(cgroup: str) -> str | None:
     """Return the cgroup path down to the service that ``unit_of`` names, or None."""
     unit = unit_of(cgroup)
     return None if unit is None else cgroup[: cgroup.rindex(unit) + len(unit)]
+
+
+def in_unit_of(process: Process, processes: Iterable[Process]) -> list[Process]:
+    """Return the living processes of the service that ``process`` runs in, itself among them."""
+    path = unit_path_of(process.cgroup)
+    if path is None:
+        return []
+    return [one for one in processes if not one.is_dead and unit_path_of(one.cgroup) == path]
+
+
+def is_login_unit(unit: str, inside: Iterable[Process]) -> bool:
+    """Say whether people log in through a service: what they start by hand stays in it, and is not it."""
+    return bool(_LOGIN_UNIT.match(unit)) or any(
+        program_of(process) in _LOGIN_PROGRAMS for process in inside
+    )
 
 
 def user_unit_of(cgroup: str) -> str | None:

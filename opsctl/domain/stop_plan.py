@@ -9,10 +9,11 @@ from enum import StrEnum
 from opsctl.domain.process import Ambiguity, Judged, ProcessClass, Selection, describe
 from opsctl.domain.protection import (
     Table,
+    in_unit_of,
+    is_login_unit,
     owner_of,
     program_of,
     unit_of,
-    unit_path_of,
     user_unit_of,
 )
 from opsctl.errors import SafetyRefusal, UsageError
@@ -174,16 +175,14 @@ def own_units(selection: Selection, table: Table) -> tuple[str, ...]:
     units: list[str] = []
     for root in selection.roots:
         unit = unit_of(root.process.cgroup) if root.process else None
-        if unit is None or unit in units:
+        if root.process is None or unit is None or unit in units:
             continue
-        inside = [p for p in table.by_pid.values() if _same_unit(p, root.process)]
-        if all(process.pid in selection.pids or process.is_dead for process in inside):
+        inside = in_unit_of(root.process, table.by_pid.values())
+        if is_login_unit(unit, inside):
+            continue
+        if all(process.pid in selection.pids for process in inside):
             units.append(unit)
     return tuple(units)
-
-
-def _same_unit(process: Process, root: Process | None) -> bool:
-    return root is not None and unit_path_of(process.cgroup) == unit_path_of(root.cgroup)
 
 
 def _restart_loops(
@@ -195,7 +194,10 @@ def _restart_loops(
             continue
         unit = unit_of(root.process.cgroup)
         fact = facts.get(unit) if unit else None
-        if unit and unit not in units:
+        if unit and is_login_unit(unit, in_unit_of(root.process, table.by_pid.values())):
+            text = f"was started from a login ({unit}): the unit is not its own and is left alone"
+            findings.append(Finding("login-unit", unit, text))
+        elif unit and unit not in units:
             text = (
                 f"runs in {unit} beside others, so the unit is not stopped; it may start it again"
             )

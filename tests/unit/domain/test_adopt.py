@@ -207,6 +207,36 @@ def test_a_unit_that_would_start_it_again_is_told() -> None:
     assert [f.code for f in made.findings] == ["managed-by-unit"]
 
 
+@pytest.mark.parametrize(
+    ("unit", "other", "code"),
+    [
+        ("ssh.service", "/usr/sbin/sshd", "login-unit"),
+        ("ssh@3-10.0.0.1:22.service", None, "login-unit"),  # its sshd has ended
+        ("door.service", "/usr/sbin/sshd", "login-unit"),
+        ("container-getty@1.service", None, "login-unit"),
+        ("jobs.service", "/usr/bin/worker", "shared-unit"),
+        ("sglang.service", None, "managed-by-unit"),
+    ],
+)
+def test_only_a_unit_of_its_own_is_said_to_be_disabled(
+    unit: str, other: str | None, code: str
+) -> None:
+    """Who disables the ssh.service that a login started the server in has no way in any more."""
+    cgroup = f"/system.slice/{unit}"
+    around = replace(process(9, other or ""), exe=other, cgroup=cgroup if other else "/")
+    (found,) = find_running([around, replace(process(50, *LINE), cgroup=cgroup)])
+
+    made = make_entry(
+        "a", "here", found, started(),
+        port=1, model="m", uuids=["GPU-1"], gpu_state="ok", user=None, version=None, when="now",
+    )  # fmt: skip
+
+    (told,) = made.findings
+    assert told.code == code
+    assert ("disable" in f"{told.text} {told.next}") == (code == "managed-by-unit")
+    assert ("start it again" in told.text) == (code != "login-unit")
+
+
 def test_a_word_without_a_flag_is_not_guessed() -> None:
     """An entry that would launch something else is not made."""
     with pytest.raises(CouldNotTell):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from opsctl.domain.leftovers import judge_leftovers
@@ -153,6 +155,21 @@ def test_a_unit_shared_with_others_is_not_stopped() -> None:
     plan = planned(root, proc(4300, 1, "nginx", cgroup=UNIT))
     assert plan.units == ()
     assert [finding.code for finding in plan.findings] == ["restart-loop"]
+
+
+@pytest.mark.parametrize("others", [(), (proc(900, 1, "sshd", exe="/usr/sbin/sshd"),)])
+def test_a_unit_of_logins_is_neither_stopped_nor_said_to_start_it_again(
+    others: tuple[Process, ...],
+) -> None:
+    """A server started by hand over ssh stays in ssh.service, alone or not: stopping that ends the way in."""
+    cgroup = "/system.slice/ssh.service"
+    plan = planned(
+        proc(4200, 1, LAUNCH, cgroup=cgroup), *(replace(one, cgroup=cgroup) for one in others)
+    )
+
+    assert plan.units == ()
+    assert [finding.code for finding in plan.findings] == ["login-unit"]
+    assert "again" not in plan.findings[0].text
 
 
 @pytest.mark.parametrize(
