@@ -157,6 +157,7 @@ def describe(detail: RunDetail) -> str:
         + (f", exit {run.exit_code}" if run.exit_code is not None else ""),
     ]
     lines += _content(detail.facts.get("content") or {}, run.fingerprint)
+    lines += _differences(detail)
     lines.append("  steps:")
     for step in detail.steps:
         seconds = f"{step.ended_s - step.started_s:7.2f} s" if step.ended_s else "   never ended"
@@ -178,6 +179,13 @@ def describe(detail: RunDetail) -> str:
         )
         lines.append(f"  downtime in s: {parts}")
     return "\n".join(lines)
+
+
+def _differences(detail: RunDetail) -> list[str]:
+    """Return all that differs from the last comparable run that passed, one a line."""
+    data = next((s.body.get("data") or {} for s in detail.steps if s.name == "known-failure"), {})
+    found = data.get("differences") or ()
+    return ["  differs from the last good run:", *(f"    {one}" for one in found)] if found else []
 
 
 def _first_finding(body: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 # Where a server listens, and for whom it logs, says nothing about whether it works.
 PLACE_FLAGS = frozenset({"--host", "--port", "--log-level", "--log-level-http", "--nccl-port"})
 
+SHOWN = 5  # differences on one line
+
 
 class AttemptOutcome(StrEnum):
     """How an attempt ended, as far as it says something about its content."""
@@ -31,6 +33,7 @@ class Content:
     """What decides whether a server works: the code, how it is started, and on what.
 
     ``patches`` maps a patch's id to the sha256 over its content; ``environment`` holds no secrets.
+    ``interpreter`` is told and compared, but is no part of the fingerprint: the package's version is.
     """
 
     package: str | None
@@ -39,6 +42,19 @@ class Content:
     gpu_model: str | None
     patches: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str | None = None  # None: an attempt of before it was recorded
+
+    @property
+    def model(self) -> str:
+        """What is served, by the arguments: the model's flag, else all that has no flag."""
+        flags = _flags(self.arguments)
+        named = flags.get("--model-path") or flags.get("--model") or flags.get("") or ""
+        return named.strip()
+
+    def is_comparable(self, other: Content) -> bool:
+        """Whether a difference between the two says something: the same model and interpreter."""
+        interpreters = {self.interpreter, other.interpreter} - {None}
+        return self.model == other.model and len(interpreters) <= 1
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits over all of it."""
@@ -66,6 +82,7 @@ class Content:
             gpu_model=_text(data.get("gpu_model")),
             patches={str(k): str(v) for k, v in (data.get("patches") or {}).items()},
             environment={str(k): str(v) for k, v in (data.get("environment") or {}).items()},
+            interpreter=_text(data.get("interpreter")),
         )
 
 
@@ -129,7 +146,8 @@ class Judgement:
 
     blocking: Attempt | None  # the last conclusive attempt with this content, when it failed
     last_passed: Attempt | None  # the last attempt on this server that passed
-    differences: tuple[str, ...]  # from last_passed to what is planned
+    differences: tuple[str, ...]  # from ``compared`` to what is planned
+    compared: Attempt | None = None  # the last that passed with the same model and interpreter
 
     @property
     def is_known_bad(self) -> bool:
@@ -148,23 +166,34 @@ def judge(content: Content, server: str, attempts: Iterable[Attempt]) -> Judgeme
     passed = [i for i in conclusive if i.outcome is AttemptOutcome.PASSED and i.server == server]
     last_passed = passed[-1] if passed else None
     blocking = same[-1] if same and same[-1].outcome in FAILURES else None
-    found = differences(last_passed.content, content) if last_passed else ()
-    return Judgement(blocking, last_passed, found)
+    alike = [item for item in passed if item.content.is_comparable(content)]
+    compared = alike[-1] if alike else None
+    found = differences(compared.content, content) if compared else ()
+    return Judgement(blocking, last_passed, found, compared)
 
 
 def differences(old: Content, new: Content) -> tuple[str, ...]:
-    """Return what differs from ``old`` to ``new``, one short phrase each, nothing when they are equal."""
-    found: list[str] = []
+    """Return what differs from ``old`` to ``new``, one short phrase each, nothing when they are equal.
+
+    What is most often the cause comes first: patches, version, GPU, arguments, environment.
+    """
+    found = _changed("patch", old.patches, new.patches, show_values=False)
     if (old.package, old.package_version) != (new.package, new.package_version):
         found.append(
             f"package {_package(old)} became {_package(new)}",
         )
     if old.gpu_model != new.gpu_model:
         found.append(f"GPU {old.gpu_model or 'unknown'} became {new.gpu_model or 'unknown'}")
-    found += _changed("patch", old.patches, new.patches, show_values=False)
     found += _changed("argument", _flags(old.arguments), _flags(new.arguments), show_values=True)
     found += _changed("environment", old.environment, new.environment, show_values=True)
     return tuple(found)
+
+
+def shortened(found: Sequence[str], run: str) -> str:
+    """Return the first differences on one line, and where the others are: in the run that noted them."""
+    words = "; ".join(found[:SHOWN])
+    more = len(found) - SHOWN
+    return f"{words}; and {more} more: opsctl show {run}" if more > 0 else words
 
 
 def without_place(arguments: Sequence[str]) -> list[str]:

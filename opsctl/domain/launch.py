@@ -58,6 +58,7 @@ class LaunchPlan:
             gpu_model=self.gpu_model,
             patches=self.patches,
             environment=dict(self.public_env),
+            interpreter=self.argv[0] if self.argv else None,
         )
 
     def record(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opsctl.domain.fingerprint import Attempt, Judgement, judge
+from opsctl.domain.fingerprint import Attempt, Judgement, judge, shortened
 from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
@@ -46,10 +46,10 @@ class KnownFailure:
             ctx.memory.set_facts(ctx.run_id, facts_of(ctx, data), fingerprint)
         if judgement.blocking is None:
             data["summary"] = (
-                f"attempt {fingerprint}: {_what_is_known(judgement, data['attempts'])}"
+                f"attempt {fingerprint}: {_what_is_known(judgement, data['attempts'], ctx.run_id)}"
             )
             return StepResult(StepOutcome.DONE, data=data)
-        finding = refusal(judgement)
+        finding = refusal(judgement, ctx.run_id)
         if self.again:
             said = Finding(
                 "repeated", finding.subject, f"{finding.text}; again, because: {self.again}"
@@ -81,8 +81,8 @@ def patch_contents(ctx: StepContext) -> dict[str, str]:
     return {str(key): str(value) for key, value in staged.items()}
 
 
-def refusal(judgement: Judgement) -> Finding:
-    """Say which run failed, how, and what differs from the last attempt that passed."""
+def refusal(judgement: Judgement, run: str) -> Finding:
+    """Say which run failed, how, and what differs from the last comparable attempt that passed."""
     blocking = judgement.blocking
     assert blocking is not None
     text = f"run {blocking.run}: {blocking.detail or blocking.outcome.value}"
@@ -91,9 +91,11 @@ def refusal(judgement: Judgement) -> Finding:
         text += f", signature {blocking.signature}"
     if judgement.last_passed is None:
         text += "; no attempt on this server has passed yet"
+    elif judgement.compared is None:
+        text += f"; {_not_comparable(judgement.last_passed)}"
     elif judgement.differences:
-        text += f"; the last that passed ({judgement.last_passed.run}) differs: "
-        text += "; ".join(judgement.differences)
+        text += f"; the last that passed ({judgement.compared.run}) differs: "
+        text += shortened(judgement.differences, run)
     return Finding(
         "known-failure",
         blocking.server,
@@ -113,13 +115,18 @@ def facts_of(ctx: StepContext, data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _what_is_known(judgement: Judgement, count: int) -> str:
+def _not_comparable(passed: Attempt) -> str:
+    return f"no comparable run has passed (run {passed.run} had another model or interpreter)"
+
+
+def _what_is_known(judgement: Judgement, count: int, run: str) -> str:
     if not count:
         return "nothing is known yet"
     if judgement.last_passed is None:
         return f"not known to fail ({count} attempts known)"
+    if judgement.compared is None:
+        return f"not known to fail; {_not_comparable(judgement.last_passed)}"
     if not judgement.differences:
-        return f"the same as run {judgement.last_passed.run}, which passed"
-    return f"differs from run {judgement.last_passed.run}, which passed: " + "; ".join(
-        judgement.differences
-    )
+        return f"the same as run {judgement.compared.run}, which passed"
+    words = shortened(judgement.differences, run)
+    return f"differs from run {judgement.compared.run}, which passed: {words}"

@@ -116,6 +116,24 @@ def test_show_says_why_a_step_did_not_do_it(
     assert "  the kernel log is not readable" in out.splitlines()
 
 
+def test_show_lists_all_that_differs_from_the_last_good_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refusal shows the first five and names this command for the others."""
+    ledger = Ledger.open(tmp_path)
+    run = "20261129-050000-eeee"
+    about: dict[str, Any] = {"server": "glm5", "playbook": "restart", "who": "ann", "reason": None}
+    ledger.begin(run, at_s=1.0, inputs={}, **about)
+    turn = ledger.begin_step(run, 3, "known-failure", "read", 1.0)
+    body = {"data": {"differences": [f"argument --a{n} is new" for n in range(7)]}}
+    ledger.end_step(run, 3, turn, at_s=2.0, outcome="refused", changed=False, body=body)
+    ledger.close()
+
+    _, out, _ = opsctl(capsys, "show", run, "--state", str(tmp_path))
+
+    assert [f"    argument --a{n} is new" in out.splitlines() for n in range(7)] == [True] * 7
+
+
 def test_show_of_an_unknown_run_is_a_usage_error(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

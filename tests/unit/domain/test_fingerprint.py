@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content, differences, judge
+from opsctl.domain.fingerprint import (
+    Attempt,
+    AttemptOutcome,
+    Content,
+    differences,
+    judge,
+    shortened,
+)
 
 CONTENT = Content(
     package="sglang",
@@ -116,10 +123,50 @@ def test_the_refusal_knows_what_differs_from_the_last_pass() -> None:
     assert judgement.last_passed is not None
     assert judgement.last_passed.run == "r1"
     assert judgement.differences == (
-        "package sglang 0.5.9 became sglang 0.5.12.post1",
         "patch dynamic-off is new",
+        "package sglang 0.5.9 became sglang 0.5.12.post1",
         "argument --speculative-algorithm EAGLE3 is new",
     )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CONTENT, interpreter="/other/python"),
+        replace(CONTENT, arguments=("--model-path", "/m/other")),
+        replace(CONTENT, arguments=("--model-path=/m/other",)),
+    ],
+)
+def test_another_model_or_interpreter_is_not_compared(other: Content) -> None:
+    """A good run of something else explains nothing; the last good run that is alike does."""
+    now = replace(CONTENT, interpreter="/v/python")
+    alike = replace(now, patches={})
+    passed = [attempt("r2", AttemptOutcome.PASSED, other, 2.0)]
+
+    alone = judge(now, "glm5", passed)
+    both = judge(now, "glm5", [attempt("r1", AttemptOutcome.PASSED, alike), *passed])
+
+    assert alone.last_passed is not None
+    assert (alone.compared, alone.differences) == (None, ())
+    assert both.compared is not None
+    assert (both.compared.run, both.differences) == ("r1", ("patch dynamic-off is new",))
+
+
+def test_interpreter_is_no_part_of_the_fingerprint() -> None:
+    """What is known from before it was recorded stays known, and is compared."""
+    recorded = replace(CONTENT, interpreter="/v/python")
+
+    assert recorded.fingerprint() == CONTENT.fingerprint()
+    assert recorded.is_comparable(CONTENT)
+    assert Content.from_json(recorded.to_json()) == recorded
+
+
+def test_many_differences_are_cut_with_a_count() -> None:
+    """One line holds five; the others are in the run."""
+    found = [f"d{number}" for number in range(17)]
+
+    assert shortened(found, "r9") == "d0; d1; d2; d3; d4; and 12 more: opsctl show r9"
+    assert shortened(found[:5], "r9") == "d0; d1; d2; d3; d4"
 
 
 def test_differences_name_changed_values() -> None:

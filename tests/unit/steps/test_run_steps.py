@@ -153,6 +153,20 @@ def test_the_refusal_says_what_differs_from_the_last_pass() -> None:
     assert "the last that passed (r0) differs: package sglang 0.5.8 became sglang 0.5.9" in text
 
 
+def test_the_refusal_does_not_compare_with_another_model() -> None:
+    """A wall of differences to something else helps nobody; that there is no good run like it does."""
+    passed = replace(PLAN.content(), interpreter="/elsewhere/python", package_version="0.5.8")
+    agent = host_with(
+        line("r0", AttemptOutcome.PASSED, passed, 0.5),
+        line("r1", AttemptOutcome.CRASHED, PLAN.content()),
+    )
+
+    text = KnownFailure().run(context(agent)).findings[0].text
+
+    assert "no comparable run has passed (run r0 had another model or interpreter)" in text
+    assert "0.5.8" not in text
+
+
 def test_a_reason_repeats_it_and_is_kept() -> None:
     """--again goes on, and says why in the run."""
     agent = host_with(line("r1", AttemptOutcome.HUNG, PLAN.content()))
