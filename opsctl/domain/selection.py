@@ -287,10 +287,15 @@ class _Judge:
         )
 
     def _outside_holders(self) -> list[int]:
+        """Return who holds the server's GPUs, by NVML, or has a device open and no GPU known as its own."""
         wanted = self.server.gpu_uuids
         pids = {hold.pid for hold in self.holders if hold.uuid in wanted}
         if wanted:
-            pids |= {pid for pid, detail in self.details.items() if detail.gpu_devices}
+            placed = {
+                hold.pid for hold in self.holders
+            }  # a neighbour on other GPUs opens devices, too
+            opened = {pid for pid, detail in self.details.items() if detail.gpu_devices}
+            pids |= opened - placed
         return sorted(pid for pid in pids if pid not in self.proven and pid not in self.unsure)
 
     def _judge_outsider(self, pid: int) -> Judged:

@@ -299,6 +299,19 @@ def test_foreign_holders_are_named() -> None:
     }
 
 
+def test_a_neighbour_on_other_gpus_is_no_holder_of_ours() -> None:
+    """It has the devices open, as every CUDA process has; NVML shows it on another GPU alone."""
+    neighbour, unplaced = proc(6000, 1, "python3 train.py"), proc(6001, 1, "python3 idle.py")
+    opened = ("/dev/nvidia0", "/dev/nvidiactl")
+    result = chosen(
+        system(*tree(), neighbour, unplaced),
+        details={pid: detail(pid, gpu_devices=opened) for pid in (6000, 6001)},
+        holders=[hold(GPU2, 6000)],
+    )
+
+    assert [judged.pid for judged in result.foreign] == [6001]
+
+
 def test_a_holder_in_another_container_is_protected() -> None:
     """Another tenant is named and never touched."""
     other = proc(6000, 1, "python3 train.py", cgroup="/lxc/131/ns", ns_pids=(6000, 5))
