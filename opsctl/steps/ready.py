@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from opsctl.domain.ready import (
 )
 from opsctl.errors import AgentError, Interrupted
 from opsctl.output import Finding
+from opsctl.patch_library import load_library
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.failure import diagnose_log, refuse_going_down
 from opsctl.steps.launch import planned
@@ -54,6 +56,25 @@ class Ready:
         return _Wait(ctx).run()
 
 
+def awaited_lines(ctx: StepContext) -> dict[str, list[re.Pattern[str]]]:
+    """Return, for each patch that stands in the package, the log lines of which one shows it in play."""
+    standing = ctx.data_of("stage").get("contents") or {}
+    if not standing:
+        return {}
+    library = load_library(ctx.patch_folder)
+    lines = {
+        one: [re.compile(v.proof.log, re.MULTILINE) for v in library[one].variants if v.proof.log]
+        for one in standing
+        if one in library
+    }
+    return {one: found for one, found in lines.items() if found}
+
+
+def _silent(patch: str, lines: Sequence[re.Pattern[str]]) -> Finding:
+    text = f"it is in the package, but its line '{lines[0].pattern}' is not in the server's log: not in play"
+    return Finding("patch-silent", patch, text, "see what it needs: opsctl patch list")
+
+
 class _Wait:
     """One wait: reads the log by offset, looks at the launch, probes one thing at a time."""
 
@@ -69,6 +90,7 @@ class _Wait:
         self.healthy = False
         self.tried_when_ready = False
         self.port_checked = False
+        self.awaited = awaited_lines(ctx)
 
     def run(self) -> StepResult:
         ctx = self.ctx
@@ -99,6 +121,11 @@ class _Wait:
                 raise
             return
         self.offset = reply["offset"]
+        self.awaited = {
+            one: lines
+            for one, lines in self.awaited.items()
+            if not any(line.search(reply["text"]) for line in lines)
+        }
         self.progress.feed(reply["text"].splitlines(), self.ctx.clock.now())
 
     def find(self) -> dict[str, Any]:
@@ -243,7 +270,8 @@ class _Wait:
             words = f"{len(workers.members)} processes, one real answer ({said} in {answer.seconds:.2f} s)"
         data["summary"] = f"ready after {data['seconds']:.1f} s: {words}"
         self.remember(workers)
-        return StepResult(StepOutcome.DONE, data=data)
+        findings = tuple(_silent(one, lines) for one, lines in self.awaited.items())
+        return StepResult(StepOutcome.DONE, findings=findings, data=data)
 
     def remember(self, workers: Workers) -> None:
         """Leave the members' identities beside the launch record: the next stop knows them by it."""

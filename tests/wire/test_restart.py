@@ -339,7 +339,7 @@ def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground)
     site = packages_of(ground)
     library = ground.folder / "own"
     own_patch(library, site, "broken", "def\n")
-    own_patch(library, site, "good", "MARK = 1\n")
+    own_patch(library, site, "good", "MARK = 1\n", log="this line never comes")
     env = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     ground.write_site(env=env)
     restart(ground)
@@ -356,5 +356,7 @@ def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground)
     assert "proof-failed" in [finding["code"] for finding in refused["findings"]]  # type: ignore[attr-defined]
     assert untouched == (before, pristine)
     assert done["outcome"] == "done", done["findings"]
+    silent = [one["subject"] for one in done["findings"] if one["code"] == "patch-silent"]  # type: ignore[attr-defined]
+    assert silent == ["good"]
     assert ground.mains() != before
     assert (site / "sglang" / "version.py").read_text() == pristine + "MARK = 1\n"
