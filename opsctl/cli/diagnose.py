@@ -16,6 +16,7 @@ from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
     from opsctl.domain.crash import Context, Diagnosis
+    from opsctl.domain.runs import RunRow
     from opsctl.ledger import Ledger
 
 SEEN_ROWS = 5
@@ -55,11 +56,13 @@ def diagnose_command(
     """Say what went wrong in a log of SGLang (or vLLM), or in the log of a run.
 
     LOG is any log file: plain, .gz, output of journalctl, docker or dmesg, a captured stream; - is stdin.
+    RUN is a run's id or a part of it; last: the newest run that kept a log.
     Exit code 0: nothing abnormal, or only a notice; 20: a fault was found; 21: could not tell.
 
     \b
     Examples:
       opsctl diagnose /var/log/sglang.log
+      opsctl diagnose last
       journalctl -u opsctl-glm5 -o short-iso | opsctl diagnose -
     """
     from opsctl.domain.crash import Context, Launch
@@ -67,8 +70,11 @@ def diagnose_command(
     launch = Launch(
         draft_tokens=draft_tokens, context_length=context_length, threshold=threshold, tp=tp
     )
-    found = read_and_diagnose(app, source, Context(level=level, launch=launch))
+    found, run = read_and_diagnose(app, source, Context(level=level, launch=launch))
+    if source == "last" and run is not None and not app.as_json:
+        click.echo(f"last: the log of run {run}, the newest run that kept one", err=True)
     document = make_document(source, found)
+    document.data["run"] = run
     seen = seen_before(app, found.signature)
     document.data["seen"] = seen
     if not app.as_json:
@@ -76,19 +82,17 @@ def diagnose_command(
     return emit(app, document, lambda: "\n".join([describe(source, found), *_seen_words(seen)]))
 
 
-def read_and_diagnose(app: App, source: str, context: Context) -> Diagnosis:
-    """Diagnose a file, standard input, or the log that the ledger keeps for a run."""
+def read_and_diagnose(app: App, source: str, context: Context) -> tuple[Diagnosis, str | None]:
+    """Diagnose a file, standard input, or the log that the ledger keeps for a run; and name that run."""
     from opsctl.domain.crash import diagnose
     from opsctl.sglang.log import open_log, read_lines, read_records, unpack
 
     stream: IO[bytes]
     try:
-        if source == "-":
-            stream = unpack(sys.stdin.buffer)
-        else:
-            stream = open_log(find_log(app, source))
+        path = None if source == "-" else find_log(app, source)
+        stream = unpack(sys.stdin.buffer) if path is None else open_log(path)
         with stream:
-            return diagnose(read_records(read_lines(stream)), context)
+            return diagnose(read_records(read_lines(stream)), context), _run_of(app, path)
     except OSError as error:
         raise ConfigError(
             f"cannot read {source}: {error.strerror or error}", code="unreadable", subject=source
@@ -115,19 +119,45 @@ def find_log(app: App, source: str) -> Path:
 
 
 def _log_of_run(app: App, run: str) -> Path | None:
-    """Return the kept log of a run, by its id, a part of it, or ``last``; None without such a run."""
-    name = run if (_runs(app) / run).is_dir() else _full_id(app, run)
-    if name is None:
-        return None
-    for kept in ("server.log", "server.log.gz"):
-        if (_runs(app) / name / kept).is_file():
-            return _runs(app) / name / kept
+    """Return the kept log of a run, by its id, a part of it, or ``last``; None without such a run.
+
+    ``last`` is the newest run that kept a log: a look or a refusal after the crash keeps none.
+    """
+    if (_runs(app) / run).is_dir():
+        name, rows = run, _rows(app)
+    else:
+        rows = _rows(app)
+        if run == "last":
+            rows = [row for row in rows if _kept(app, row.id)] or rows[:1]
+        found = _full_id(rows, run)
+        if found is None:
+            return None
+        name = found
+    kept = _kept(app, name)
+    if kept is not None:
+        return kept
+    step = f"see what it recorded: `opsctl show {name}`"
+    other = _newest_with_log(app, rows, name)
+    if other is not None:
+        step = f"the newest run of its server that kept one: `opsctl diagnose {other}`; or {step}"
     raise UsageError(
-        f"no log was kept for run {name}",
-        next_step=f"see what it recorded: `opsctl show {name}`",
-        code="no-such-log",
-        subject=name,
+        f"no log was kept for run {name}", next_step=step, code="no-such-log", subject=name
     )
+
+
+def _kept(app: App, name: str) -> Path | None:
+    files = (_runs(app) / name / kept for kept in ("server.log", "server.log.gz"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _newest_with_log(app: App, rows: list[RunRow], name: str) -> str | None:
+    server = next((row.server for row in rows if row.id == name), None)
+    return next((row.id for row in rows if row.server == server and _kept(app, row.id)), None)
+
+
+def _run_of(app: App, path: Path | None) -> str | None:
+    """Return the run that a log was kept for; None for any other file."""
+    return path.parent.name if path is not None and path.parent.parent == _runs(app) else None
 
 
 def _runs(app: App) -> Path:
@@ -155,11 +185,12 @@ def _ledger(app: App) -> Iterator[Ledger | None]:
         ledger.close()
 
 
-def _full_id(app: App, run: str) -> str | None:
+def _rows(app: App) -> list[RunRow]:
     with _ledger(app) as ledger:
-        if ledger is None:
-            return None
-        rows = ledger.runs()
+        return [] if ledger is None else ledger.runs()
+
+
+def _full_id(rows: list[RunRow], run: str) -> str | None:
     if run == "last" and rows:
         return rows[0].id
     found = [row.id for row in rows if run in row.id]

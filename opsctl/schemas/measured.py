@@ -69,7 +69,9 @@ def diagnosis() -> Schema:
 
 
 def diagnose() -> Schema:
-    return diagnosis()
+    data = diagnosis()
+    data["properties"]["run"] = say(maybe(TEXT), "The run that kept this log; null: another log.")
+    return data
 
 
 def logs() -> Schema:

@@ -185,6 +185,37 @@ def test_run_is_found_by_a_part_of_its_id_and_by_last(
     assert "no log was kept" in err
 
 
+def test_last_is_the_newest_run_that_kept_a_log(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """After the crash come looks and refusals, which keep none; a run without a log names one that has."""
+    ledger = Ledger.open(tmp_path)
+    rows = (("r1", "glm5"), ("r2-crash", "glm5"), ("r3-other", "qwen"), ("r4-evidence", "glm5"))
+    for at_s, (name, server) in enumerate(rows):
+        ledger.begin(
+            name, server=server, playbook="x", at_s=at_s, who="ops", reason=None, inputs={}
+        )
+    ledger.close()
+    for name in ("r1", "r2-crash"):
+        kept = tmp_path / "runs" / name / "server.log"
+        kept.parent.mkdir(parents=True)
+        kept.write_text("Fatal Python error: Segmentation fault\n")
+    state = ("--state", str(tmp_path))
+
+    _, body = document(capsys, "last", *state)
+    code, _, told = call(capsys, "last", *state)
+    refused, _, named = call(capsys, "r4", *state)
+    _, _, alone = call(capsys, "r3", *state)
+    _, by_path = document(capsys, str(CASES / "001-graph-bs-plus-one.log"), *state)
+
+    assert (body["data"]["run"], by_path["data"]["run"]) == ("r2-crash", None)
+    assert (code, refused) == (20, 2)
+    assert "run r2-crash" in told
+    assert "opsctl diagnose r2-crash" in named
+    assert "opsctl show r3-other" in alone
+    assert "opsctl diagnose r" not in alone
+
+
 def test_reading_a_log_makes_no_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A look leaves nothing behind."""
     document(capsys, str(CASES / "001-graph-bs-plus-one.log"), "--state", str(tmp_path))
