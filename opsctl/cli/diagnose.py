@@ -73,6 +73,7 @@ def diagnose_command(
     found, run = read_and_diagnose(app, source, Context(level=level, launch=launch))
     if source == "last" and run is not None and not app.as_json:
         click.echo(f"last: the log of run {run}, the newest run that kept one", err=True)
+    source = run or source
     document = make_document(source, found)
     document.data["run"] = run
     seen = seen_before(app, found.signature)
@@ -92,7 +93,10 @@ def read_and_diagnose(app: App, source: str, context: Context) -> tuple[Diagnosi
         path = None if source == "-" else find_log(app, source)
         stream = unpack(sys.stdin.buffer) if path is None else open_log(path)
         with stream:
-            return diagnose(read_records(read_lines(stream)), context), _run_of(app, path)
+            run = _run_of(app, path)
+            if run is not None:
+                _take_record(app, run, context)
+            return diagnose(read_records(read_lines(stream)), context), run
     except OSError as error:
         raise ConfigError(
             f"cannot read {source}: {error.strerror or error}", code="unreadable", subject=source
@@ -116,6 +120,22 @@ def find_log(app: App, source: str) -> Path:
         code="no-such-log",
         subject=source,
     )
+
+
+def _take_record(app: App, run: str, context: Context) -> None:
+    """Take the server's name and the recorded arguments of a run, so that no advice contradicts them."""
+    from opsctl.domain.crash import launch_of
+
+    try:
+        with _ledger(app) as ledger:
+            detail = None if ledger is None else ledger.find(run)
+    except OpsctlError:
+        return  # the log can be judged without the ledger
+    if detail is None:
+        return
+    if ":" not in detail.run.server:  # a smoke of a URL has no name
+        context.server = detail.run.server
+    context.recorded = launch_of((detail.facts.get("content") or {}).get("arguments") or ())
 
 
 def _log_of_run(app: App, run: str) -> Path | None:

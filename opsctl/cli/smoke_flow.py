@@ -254,7 +254,7 @@ class Flow:
         if bad is not None:
             text = watch.text if watch is not None else ""
             self.log = self.log or text
-            report.diagnosis = explain(report, bad, watch)
+            report.diagnosis = explain(report, bad, watch, self.server)
             add_diagnosis(report, bad)
         return report
 
@@ -294,15 +294,11 @@ class Flow:
 
 
 def add_diagnosis(report: SmokeReport, bad: LevelReport) -> None:
-    """Say the diagnosis as a finding, in the place of the advice to look for one."""
+    """Say the diagnosis as a finding."""
     found = report.diagnosis
     if found is None:
         return
     subject = f"level {bad.concurrency}"
-    report.findings[:] = [
-        replace(f, next="") if f.code == f"level-{bad.outcome.value}" else f
-        for f in report.findings
-    ]
     steps = found["next"]
     report.findings.append(
         Finding(

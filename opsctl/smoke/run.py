@@ -19,6 +19,7 @@ from opsctl.sglang.info import (
     read_running,
     wrong_key,
 )
+from opsctl.smoke.diagnosis import diagnose_level, name_cause
 from opsctl.smoke.findings import add_findings, batches_of, metrics_change
 from opsctl.smoke.judge import Book
 from opsctl.smoke.levels import PROFILES, Profile, derive_levels, way_down
@@ -289,7 +290,10 @@ class Smoke:
         if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             level.server = metrics_change(before, await read_metrics(self.options.endpoint))
         if self._watch is not None:
-            level.server |= batches_of(await asyncio.to_thread(self._watch.level_log))
+            log = await asyncio.to_thread(self._watch.level_log)
+            level.server |= batches_of(log)
+            if level.outcome in (Outcome.CRASHED, Outcome.HUNG) and log.strip():
+                name_cause(level, diagnose_level(level, report.info, log, self.options.threshold))
         self._on_event("level-end", {"level": level, "requests": requests})
         return level
 

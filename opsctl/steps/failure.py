@@ -14,7 +14,7 @@ LOG_LINES = 100_000
 
 def diagnose_log(ctx: StepContext, path: str, *, hung: bool = False) -> dict[str, Any] | None:
     """Fetch the end of a run's log, keep it for `opsctl diagnose RUN`, and judge it; None without a log."""
-    from opsctl.domain.crash import Context, diagnose
+    from opsctl.domain.crash import Context, diagnose, launch_of
     from opsctl.sglang.log import records_of
 
     text = fetch_log(ctx, path)
@@ -24,7 +24,10 @@ def diagnose_log(ctx: StepContext, path: str, *, hung: bool = False) -> dict[str
         ctx.kept.mkdir(parents=True, exist_ok=True, mode=0o700)
         (ctx.kept / "server.log").write_text(text, encoding="utf-8", errors="replace")
     patches = tuple(ctx.data_of("stage").get("contents") or ())
-    return diagnose(records_of(text), Context(hung=hung, patches=patches)).as_data()
+    planned = ctx.data_of("preflight").get("launch") or {}
+    recorded = launch_of(planned.get("argv") or ())
+    context = Context(hung=hung, patches=patches, server=ctx.server_name, recorded=recorded)
+    return diagnose(records_of(text), context).as_data()
 
 
 def refuse_going_down(ctx: StepContext) -> None:

@@ -48,7 +48,7 @@ class QuickSmoke:
             report.load["from"] = target.way
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
-                report.diagnosis = explain(report, bad, target.watch)
+                report.diagnosis = explain(report, bad, target.watch, ctx.server_name)
                 keep_log(ctx, target.watch)
         if report.exit_code:
             refuse_going_down(ctx)

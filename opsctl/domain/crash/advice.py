@@ -21,7 +21,7 @@ def _a(meaning: str, *steps: str) -> Advice:
 ADVICE: dict[str, Advice] = {
     "shape-mismatch": _a(
         "two sizes disagree in a tensor operation",
-        "find the first bad level: `opsctl smoke SERVER --bisect`",
+        "find the first bad level: `opsctl smoke SERVER --bisect`; if the server is dead, `opsctl restart SERVER` first",
         "test the captured graph sizes and the largest + 1; run once with --disable-cuda-graph to compare",
     ),
     "index-out-of-bounds": _a(
@@ -227,6 +227,25 @@ ADVICE: dict[str, Advice] = {
         "read the first record; if it is a log of a server, report it with the version so that a rule can be made",
     ),
 }  # fmt: skip
+
+
+def known_steps(steps: tuple[str, ...], *, server: str | None, graphs: bool) -> tuple[str, ...]:
+    """Return the steps with the server's name, without those that the launch has taken already.
+
+    Args:
+        steps: the next steps of a category.
+        server: its name in the site; None leaves the placeholder.
+        graphs: False when the launch had no CUDA graphs: to switch them off is no step then.
+    """
+    found = []
+    for step in steps:
+        if not graphs:
+            step = step.replace(", and once with --disable-cuda-graph", "")
+            if "--disable-cuda-graph" in step:
+                continue
+        found.append(step.replace("SERVER", server) if server else step)
+    return tuple(found)
+
 
 QUOTES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (category, re.compile(pattern, re.IGNORECASE | re.DOTALL), words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from opsctl.domain.crash.advice import ADVICE, quote, scattered
+from opsctl.domain.crash.advice import ADVICE, known_steps, quote, scattered
 from opsctl.domain.crash.collect import Collector
 from opsctl.domain.crash.model import Context, Diagnosis, Evidence, FirstRecord, Launch, Sizes
 from opsctl.domain.crash.rules import END, NOTICE, WAITING
@@ -36,6 +36,7 @@ def describe(collector: Collector, run: Run, verdict: Verdict, context: Context)
     launch.fill(run.launch)
     for other in collector.runs:
         launch.fill(other.launch)
+    launch.fill(context.recorded)
     frames = own_frames(piece.frames) if piece is not None else ()
     sizes = _sizes(verdict, piece, frames, launch, context)
     signature, words = (None, None)
@@ -130,7 +131,9 @@ def _explain(verdict: Verdict, sizes: Sizes | None, context: Context, page_size:
 def _next(verdict: Verdict, context: Context) -> tuple[str, ...]:
     if verdict.category is None:
         return ()
-    steps = ADVICE[verdict.category].next
+    # not by the log: an SGLang that fails to capture names the flag as advice
+    graphs = not (context.launch.graphs_disabled or context.recorded.graphs_disabled)
+    steps = known_steps(ADVICE[verdict.category].next, server=context.server, graphs=graphs)
     if context.patches and verdict.category in (
         "shape-mismatch",
         "scheduler-exception",

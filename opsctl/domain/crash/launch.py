@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from opsctl.domain.crash.hints import Wording
@@ -92,6 +93,14 @@ def read_launch(body: str, facts: Launch) -> None:
         facts.graph_sizes = tuple(sorted(sizes | set(facts.graph_sizes)))
     elif not facts.graph_sizes and (found := _GRAPH_MAX.search(body)) is not None:
         facts.graph_sizes = (int(found[1]),)
+
+
+def launch_of(arguments: Sequence[str]) -> Launch:
+    """Return the facts that the recorded arguments of a launch say."""
+    facts = Launch()
+    read_launch(" ".join(arguments), facts)
+    facts.graph_sizes = ()  # the largest alone: the log knows them all
+    return facts
 
 
 def launch_from(values: dict[str, Any]) -> Launch:

@@ -107,6 +107,8 @@ class Context:
         patches: ids of the source patches that were in place.
         hung: True when the caller saw requests without a token past its time limit.
         port_alive: whether the port still answered after the crash; None: not known.
+        server: its name in the site, for the next steps; None: not known.
+        recorded: what was recorded of the launch, for what neither ``launch`` nor the log says.
     """
 
     level: int | None = None
@@ -114,6 +116,8 @@ class Context:
     patches: tuple[str, ...] = ()
     hung: bool = False
     port_alive: bool | None = None
+    server: str | None = None
+    recorded: Launch = field(default_factory=Launch)
 
 
 @dataclass(slots=True)

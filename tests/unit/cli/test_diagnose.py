@@ -161,6 +161,38 @@ def test_signature_that_the_ledger_knows_is_told_with_its_run_and_patches(
     )
 
 
+def test_advice_of_a_run_knows_its_name_and_its_recorded_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No placeholder for a known server or file, and no step that the launch had taken already."""
+    run = "20261130-cc33"
+    ledger = Ledger.open(tmp_path)
+    ledger.begin(
+        run, server="glm5", playbook="restart", at_s=1.0, who="ops", reason=None, inputs={}
+    )
+    arguments = ["--disable-cuda-graph", "--speculative-num-draft-tokens", "4"]
+    ledger.set_facts(run, {"content": {"arguments": arguments}}, "f1")
+    ledger.close()
+    kept = tmp_path / "runs" / run / "server.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(
+        "[2026-11-30 01:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "sglang/srt/speculative/eagle_worker.py", line 5, in verify\n'
+        "RuntimeError: The size of tensor a (20) must match the size of tensor b (5) "
+        "at non-singleton dimension 0\n"
+    )
+
+    code, out, _ = call(capsys, "last", "--state", str(tmp_path))
+
+    assert code == 20
+    assert f"first record  {run}:" in out
+    assert "`opsctl smoke glm5 --bisect`" in out
+    assert "`opsctl restart glm5` first" in out
+    assert "--disable-cuda-graph" not in out
+    assert "5 requests x 4 draft tokens" in out
+    assert "if it is 4" not in out
+
+
 def test_run_is_found_by_a_part_of_its_id_and_by_last(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

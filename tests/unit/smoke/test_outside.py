@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from opsctl.domain.report import LevelReport, Outcome
+from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.info import ServerInfo
-from opsctl.smoke.diagnosis import diagnose_level
+from opsctl.smoke.agent_watch import AgentWatch
+from opsctl.smoke.diagnosis import diagnose_level, explain
+from opsctl.smoke.findings import add_findings
+from opsctl.smoke.judge import Book
+from opsctl.smoke.result import Options, SmokeReport
 
 INFO = ServerInfo(kind="sglang", api="generate", graph_sizes=(1, 2, 4, 8), draft_tokens=16)
 HEALTHY_LOG = "[2026-11-29 10:00:00] The server is fired up and ready to roll!\n"
@@ -105,3 +110,29 @@ def test_first_level_is_never_load() -> None:
     assert "not load" in found["explanation"]
     assert "draft tokens are" not in found["explanation"]
     assert not any("--bisect" in step for step in found["next"])
+
+
+def test_level_and_finding_name_what_raised_before_the_process_that_ended() -> None:
+    """The detokenizer's end is collateral: the scheduler's record comes first, its name is filled in."""
+    bad = level()
+    bad.requests = 10
+    bad.reason = "sglang::detokenizer, pid 1152, ended (signal 9)"
+    report = SmokeReport(Options(Endpoint("127.0.0.1", 30000)), INFO, levels=[bad])
+    add_findings(report, Book(0.5))
+    log = (
+        "[2026-11-30 01:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "sglang/srt/speculative/eagle_worker.py", line 5, in verify\n'
+        "RuntimeError: The size of tensor a (160) must match the size of tensor b (10) "
+        "at non-singleton dimension 0\n"
+    )
+    watch = AgentWatch(cast("Any", None), (), text=log)
+
+    found = explain(report, bad, watch, "glm5")
+    finding = next(one for one in report.findings if one.code == "level-crashed")
+
+    assert found is not None
+    assert "`opsctl smoke glm5 --bisect`" in found["next"][0]
+    assert bad.reason.startswith("TP0: ")
+    assert "The size of tensor a (160)" in bad.reason
+    assert bad.reason.endswith("; sglang::detokenizer, pid 1152, ended (signal 9)")
+    assert (finding.text, finding.next) == (bad.reason, "")
