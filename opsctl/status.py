@@ -19,6 +19,7 @@ from opsctl.session import Hosts, ServerSession
 from opsctl.steps.picture import Picture, take_picture
 
 if TYPE_CHECKING:
+    from opsctl.last_run import FailedRun
     from opsctl.site import Site
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class ServerView:
     leftovers: tuple[Leftover, ...] = ()
     error: OpsctlError | None = None
     notes: list[Finding] = field(default_factory=list)
+    last_failed_run: FailedRun | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from opsctl.cli.render import columns, duration, mib
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opsctl.domain.gpu import GpuVerdict
     from opsctl.domain.process import Judged
     from opsctl.errors import OpsctlError
@@ -47,7 +49,17 @@ def _show(app: App, hosts: Any, target: str | None) -> int:
     from opsctl.status import look
 
     overview = look(hosts, target)
+    tell_last_runs(app.state_path(), overview)
     return emit(app, document_of(overview, target), lambda: text_of(overview))
+
+
+def tell_last_runs(state: Path, overview: Overview) -> None:
+    """Add to each server that is down how its last run failed, where the ledger knows."""
+    for view in overview.servers:
+        if view.judgement.state.value in ("stopped", "broken"):
+            from opsctl.last_run import last_failed_run
+
+            view.last_failed_run = last_failed_run(state, view.name)
 
 
 def _watch(app: App, hosts: Any, target: str | None, every: float) -> int:
@@ -172,6 +184,7 @@ def _server_data(view: ServerView) -> dict[str, Any]:
         ],
         "package": asdict(view.package) if view.package else None,
         "leftovers": [asdict(leftover) for leftover in view.leftovers],
+        "last_failed_run": asdict(view.last_failed_run) if view.last_failed_run else None,
     }
 
 
@@ -205,6 +218,8 @@ def text_of(overview: Overview) -> str:
 
 def _server_lines(view: ServerView) -> list[str]:
     lines = [f"{view.name}: {view.judgement.state.value} ({view.judgement.why})"]
+    if view.last_failed_run is not None:
+        lines.append(f"  {view.last_failed_run.describe()}")
     package = view.package
     if package is not None:
         version = package.version or f"unknown ({package.error})"

@@ -202,6 +202,7 @@ def doctor() -> Schema:
 
 def status() -> Schema:
     from opsctl.facts import GpuReport, Host, Leftover, Package
+    from opsctl.last_run import FailedRun
     from opsctl.status import ContainerView
 
     seen = record(
@@ -239,6 +240,10 @@ def status() -> Schema:
             "gpus": listing(gpu),
             "package": maybe(of_dataclass(Package)),
             "leftovers": listing(of_dataclass(Leftover)),
+            "last_failed_run": say(
+                maybe(of_dataclass(FailedRun)),
+                "The newest run of a server that is down, if it failed; null too without a ledger.",
+            ),
         }
     )
     host = record(

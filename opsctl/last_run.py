@@ -1,0 +1,66 @@
+"""How a server's last run ended, for the status screen: read only, without SQLAlchemy, and never an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+LEDGER_WAIT_S = 0.2
+# a look after the crash is no news about the server
+QUERY = (
+    "SELECT id, playbook, outcome, exit_code, signature FROM runs"
+    " WHERE server = ? AND playbook <> 'evidence' ORDER BY started_s DESC, id DESC LIMIT 1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """The newest run of a server, which failed. ``log_kept``: `opsctl diagnose` can read its log."""
+
+    run: str
+    playbook: str
+    outcome: str | None
+    exit_code: int
+    signature: str | None
+    log_kept: bool
+
+    def describe(self) -> str:
+        """Return the line of the status screen."""
+        why = self.signature or self.outcome or "no signature"
+        step = f"opsctl show {self.run}"
+        if self.log_kept:
+            step += f", opsctl diagnose {self.run}"
+        return f"last run {self.run} failed (exit {self.exit_code}): {why}; next: {step}"
+
+
+def last_failed_run(state: Path, server: str) -> FailedRun | None:
+    """Return the server's newest run if it failed; None too where the ledger is absent, busy or broken."""
+    path = state / "ledger.sqlite"
+    try:
+        if not path.is_file():
+            return None
+        return _read(path, state / "runs", server)
+    except (OSError, ValueError):
+        return None
+
+
+def _read(path: Path, runs: Path, server: str) -> FailedRun | None:
+    import sqlite3
+
+    # without a WAL nobody has it open: read as it stands, or a mere look would leave a WAL behind
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=LEDGER_WAIT_S
+        )
+        try:
+            row = connection.execute(QUERY, (server,)).fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return None
+    if row is None or not row[3]:  # no exit code: still open
+        return None
+    run, playbook, outcome, code, signature = row
+    kept = any((runs / run / name).is_file() for name in ("server.log", "server.log.gz"))
+    return FailedRun(run, playbook, outcome, code, signature, kept)
