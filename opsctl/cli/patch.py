@@ -237,7 +237,7 @@ def _carry_out(app: App, work: Work, seen: Sequence[Any], plans: Sequence[Any], 
     app.confirm("go on?")
     data["transactions"] = execute_all(work.agent, busy)
     after = work.look(before=seen)
-    findings += [found for one in after if (found := restart_finding(one))]
+    findings += [found for one in after if (found := restart_finding(one, work.name))]
     reports = shown(after, work.series)
     data |= {"patches": patch_rows(reports), "packages": package_rows(after)}
     outcome = "applied" if action == "apply" else "reverted"

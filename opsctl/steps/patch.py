@@ -226,13 +226,15 @@ def _altered(seen: Look, changed: Sequence[str]) -> Finding:
     return Finding("package-altered", seen.root, text + more)
 
 
-def restart_finding(seen: Look) -> Finding | None:
+def restart_finding(seen: Look, server: str) -> Finding | None:
     """Say which processes still run the files as they were."""
     pids = [str(one["pid"]) for one in seen.raw.get("running", ())]
     if not pids:
         return None
     text = f"pid {', '.join(pids)} still runs the files as they were when it started"
-    return Finding("restart-needed", seen.root, text, "restart the server: opsctl restart SERVER")
+    return Finding(
+        "restart-needed", seen.root, text, f"restart the server: opsctl restart {server}"
+    )
 
 
 def _call(

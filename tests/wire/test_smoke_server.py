@@ -126,6 +126,10 @@ def test_incident_is_found_bracketed_and_explained(serve: Any, smoke: Any) -> No
     assert data["bracket"] == {"last_good": 5, "first_bad": 10}
     assert data["diagnosis"]["category"] == "shape-mismatch"
     assert (data["diagnosis"]["sizes"]["a"], data["diagnosis"]["sizes"]["b"]) == (160, 10)
+    reason = data["levels"][-1]["reason"]  # what raised, then which process ended
+    assert "Scheduler hit an exception" in reason.split("; ")[0]
+    assert "size of tensor a (160)" in reason.split("; ")[0]
+    assert "opsctl smoke s --bisect" in data["diagnosis"]["next"][0]
     assert any("160 = 10 requests x 16 draft tokens" in f["text"] for f in document["findings"])
     assert any("Scheduler hit an exception" in line for line in data["evidence"]["log"]["window"])
 
