@@ -1,16 +1,17 @@
-"""The library of patches: folders ``patches/<id>/`` with a ``patch.yaml``, read and checked as a whole."""
+"""The library of patches: folders ``patches/<id>/`` with a ``patch.yaml``, read and checked as a whole.
+
+A ``patch.yaml`` that has been checked once is taken from its validated copy, which needs no pydantic. What it
+pins is compared every time: diffs are parsed, and every file of a patch is hashed.
+"""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import Field, field_validator, model_validator
-
+from opsctl import validated
 from opsctl.domain.hunks import DiffError, Hunk, parse_diff
 from opsctl.domain.patch import (
     FilePatch,
@@ -23,123 +24,19 @@ from opsctl.domain.patch import (
 )
 from opsctl.errors import ConfigError, UsageError
 from opsctl.resources import folder
-from opsctl.secret import Strict
-from opsctl.yaml_lines import LocatedYaml, read_yaml, validate
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+KIND = "patches"
+READERS = ("patch_model.py", "secret.py", "yaml_lines.py", "patch_library.py", "domain/patch.py")
 
-
-class PinnedFile(Strict):
-    """SHA-256 of one file of the package before and after this patch alone."""
-
-    before: Sha256
-    after: Sha256
+Location = tuple[str | int, ...]
 
 
-class AddedFile(Strict):
-    """One file of ours that the patch brings."""
+class Unsound(Exception):
+    """A patch's files are not what its ``patch.yaml`` says; ``where`` is the place in that file."""
 
-    source: str = Field(description="File in the patch's folder.")
-    sha256: Sha256
-
-
-class HelpProof(Strict):
-    """A help text that must show some words."""
-
-    run: list[str] = Field(description="Arguments after the launch interpreter.", min_length=1)
-    shows: list[str] = Field(description="Words that must be in its output.", min_length=1)
-
-
-class ProofModel(Strict):
-    """What shows that the patch works."""
-
-    imports: list[str] = Field(
-        default_factory=list, description="Modules that must import in a fresh process."
-    )
-    help: HelpProof | None = None
-    log: str | None = Field(None, description="Regular expression of a line in the server's log.")
-
-
-class VariantModel(Strict):
-    """The patch's content for one range of versions."""
-
-    versions: str = Field(description="PEP 440 range, e.g. '==0.5.9'.")
-    diff: str | None = Field(
-        None, description="Unified diff in the patch's folder, paths a/ and b/."
-    )
-    files: dict[str, PinnedFile] = Field(default_factory=dict)
-    added: dict[str, AddedFile] = Field(default_factory=dict)
-    proof: ProofModel = Field(default_factory=ProofModel)
-
-    @field_validator("versions")
-    @classmethod
-    def _range(cls, text: str) -> str:
-        return _checked_range(text)
-
-    @model_validator(mode="after")
-    def _something(self) -> VariantModel:
-        if bool(self.diff) != bool(self.files):
-            raise ValueError("diff and files go together")
-        if not self.files and not self.added:
-            raise ValueError("it changes nothing: give diff and files, or added")
-        for path in [*self.files, *self.added]:
-            parts = PurePosixPath(path)
-            if parts.is_absolute() or ".." in parts.parts:
-                raise ValueError(f"'{path}' leads out of the package")
-        return self
-
-
-class SupersededModel(Strict):
-    """Versions that need the patch no more."""
-
-    versions: str
-    by: str = Field(description="What they offer in its place.")
-
-    @field_validator("versions")
-    @classmethod
-    def _range(cls, text: str) -> str:
-        return _checked_range(text)
-
-
-class PackageModel(Strict):
-    """The installed distribution that the patch changes."""
-
-    distribution: str
-    module: str = Field(description="What is imported; its folder is what paths are relative to.")
-
-
-class PatchModel(Strict):
-    """``patch.yaml``."""
-
-    # the field is called `schema` in the file; pydantic keeps that name for itself
-    schema_: Literal["opsctl.patch/1"] = Field(alias="schema")
-    id: Identifier
-    title: str
-    status: PatchStatus
-    reason: str | None = Field(None, description="For known-bad: what happens with it.")
-    why: str
-    symptom: str
-    upstream: list[str] = Field(default_factory=list, description="Issues, pull requests, files.")
-    package: PackageModel
-    needs: list[Identifier] = Field(default_factory=list)
-    conflicts: list[Identifier] = Field(default_factory=list)
-    superseded: list[SupersededModel] = Field(default_factory=list)
-    variants: list[VariantModel] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _reason(self) -> PatchModel:
-        if (self.status is PatchStatus.KNOWN_BAD) != (self.reason is not None):
-            raise ValueError("status known-bad and reason go together")
-        return self
-
-
-def _checked_range(text: str) -> str:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier as error:
-        raise ValueError(f"'{text}' is no version range (write e.g. '>=0.5.8,<0.5.11')") from error
-    return text
+    def __init__(self, where: Location, text: str) -> None:
+        super().__init__(text)
+        self.where = where
 
 
 def library_folders(extra: Path | None = None) -> list[Path]:
@@ -147,8 +44,12 @@ def library_folders(extra: Path | None = None) -> list[Path]:
     return [*([extra] if extra else []), folder("patches")]
 
 
-def load_library(extra: Path | None = None) -> dict[str, Patch]:
+def load_library(extra: Path | None = None, *, anew: bool = False) -> dict[str, Patch]:
     """Read every patch; one in ``extra`` hides the shipped one of its name.
+
+    Args:
+        extra: a folder of patches that goes before the shipped one.
+        anew: check each ``patch.yaml`` again, also one that has been checked before.
 
     Raises:
         ConfigError: exit 10, with the file, when any of them is not sound.
@@ -157,11 +58,35 @@ def load_library(extra: Path | None = None) -> dict[str, Patch]:
     for place in library_folders(extra):
         if not place.is_dir():
             raise ConfigError(f"{place}: no such folder of patches", subject=str(place))
-        for file in sorted(place.glob("*/patch.yaml")):
-            patch = load_patch(file.parent)
+        for patch in _patches_in(place, anew):
             library.setdefault(patch.id, patch)
     _check_references(library)
     return library
+
+
+def _patches_in(place: Path, anew: bool) -> list[Patch]:
+    """Return the patches of one folder, each ``patch.yaml`` from its validated copy where there is one."""
+    files = sorted(place.glob("*/patch.yaml"))
+    copy = _copy_of(files)
+    if copy is not None and not anew:
+        try:
+            stored = validated.read(copy)
+            return [_patch_of(file.parent, stored[file.parent.name]) for file in files]
+        except (Unsound, ConfigError, LookupError, TypeError, ValueError):
+            pass  # no copy, or something to be told with its line
+    checked = {file: _checked(file) for file in files}
+    if copy is not None and copy == _copy_of(files):  # nobody has edited one meanwhile
+        validated.keep(copy, {file.parent.name: data for file, (data, _) in checked.items()})
+    return [patch for _, patch in checked.values()]
+
+
+def _copy_of(files: Sequence[Path]) -> Path | None:
+    """Return the name of the validated copy of these files; None when one of them cannot be read."""
+    try:
+        content = {file.parent.name: file.read_bytes() for file in files}
+    except OSError:
+        return None
+    return validated.copy_of(KIND, repr(content).encode(), READERS)
 
 
 def find_patch(library: dict[str, Patch], one: str) -> Patch:
@@ -174,73 +99,85 @@ def find_patch(library: dict[str, Patch], one: str) -> Patch:
 
 def load_patch(place: Path) -> Patch:
     """Read and check one patch folder. Raises ConfigError."""
-    located = read_yaml(place / "patch.yaml")
-    model = validate(PatchModel, located)
-    if model.id != place.name:
-        raise _broken(located, ("id",), f"the id is {model.id}, the folder {place.name}")
-    variants = tuple(_variant(place, located, n, one) for n, one in enumerate(model.variants))
+    return _checked(place / "patch.yaml")[1]
+
+
+def _checked(file: Path) -> tuple[dict[str, Any], Patch]:
+    """Check one ``patch.yaml`` and what it pins; return its plain data, and the patch."""
+    from opsctl.patch_model import read_model
+
+    data, located = read_model(file)
+    try:
+        return data, _patch_of(file.parent, data)
+    except Unsound as error:
+        text = f"{located.path}:{located.line_of(error.where)}: {error}"
+        raise ConfigError(text, subject=located.path) from error
+
+
+def _patch_of(place: Path, data: Mapping[str, Any]) -> Patch:
+    """Return the patch of checked data, with the files that it pins. Raises Unsound, ConfigError."""
+    if data["id"] != place.name:
+        raise Unsound(("id",), f"the id is {data['id']}, the folder {place.name}")
+    variants = (_variant(place, number, one) for number, one in enumerate(data["variants"]))
     return Patch(
-        id=model.id,
-        title=model.title,
-        status=model.status,
-        package=model.package.distribution,
-        module=model.package.module,
-        variants=variants,
-        reason=model.reason,
-        needs=tuple(model.needs),
-        conflicts=tuple(model.conflicts),
-        superseded=tuple(Superseded(one.versions, one.by) for one in model.superseded),
-        why=model.why.strip(),
-        symptom=model.symptom.strip(),
-        upstream=tuple(model.upstream),
+        id=data["id"],
+        title=data["title"],
+        status=PatchStatus(data["status"]),
+        package=data["package"]["distribution"],
+        module=data["package"]["module"],
+        variants=tuple(variants),
+        reason=data["reason"],
+        needs=tuple(data["needs"]),
+        conflicts=tuple(data["conflicts"]),
+        superseded=tuple(Superseded(one["versions"], one["by"]) for one in data["superseded"]),
+        why=data["why"].strip(),
+        symptom=data["symptom"].strip(),
+        upstream=tuple(data["upstream"]),
     )
 
 
-def _variant(place: Path, located: LocatedYaml, number: int, model: VariantModel) -> Variant:
+def _variant(place: Path, number: int, data: Mapping[str, Any]) -> Variant:
     where = ("variants", number)
-    hunks: dict[str, tuple[Hunk, ...]] = {}
-    if model.diff:
-        try:
-            hunks = parse_diff(_read(place, located, (*where, "diff"), model.diff))
-        except DiffError as error:
-            raise ConfigError(
-                f"{place / model.diff}: {error}", subject=str(place), code="patch-corrupt"
-            ) from error
-    if set(hunks) != set(model.files):
-        odd = sorted(set(hunks) ^ set(model.files))
-        raise _broken(located, (*where, "files"), f"diff and files differ about {', '.join(odd)}")
+    hunks = _hunks(place, (*where, "diff"), data["diff"]) if data["diff"] else {}
+    if set(hunks) != set(data["files"]):
+        odd = ", ".join(sorted(set(hunks) ^ set(data["files"])))
+        raise Unsound((*where, "files"), f"diff and files differ about {odd}")
     files = [
-        FilePatch(path, pinned.before, pinned.after, hunks[path])
-        for path, pinned in model.files.items()
+        FilePatch(path, pinned["before"], pinned["after"], hunks[path])
+        for path, pinned in data["files"].items()
     ]
-    for path, added in model.added.items():
-        content = _read(place, located, (*where, "added", path), added.source)
-        if digest(content) != added.sha256:
-            text = f"{added.source} has sha256 {digest(content)}, not the pinned one"
-            raise _broken(located, (*where, "added", path), text)
-        files.append(FilePatch(path, None, added.sha256, content=content))
-    help_proof = model.proof.help
-    proof = Proof(
-        imports=tuple(model.proof.imports),
-        help_run=tuple(help_proof.run) if help_proof else (),
-        help_shows=tuple(help_proof.shows) if help_proof else (),
-        log=model.proof.log,
-    )
-    return Variant(model.versions, tuple(files), proof)
+    for path, added in data["added"].items():
+        content = _read(place, (*where, "added", path), added["source"])
+        if digest(content) != added["sha256"]:
+            text = f"{added['source']} has sha256 {digest(content)}, not the pinned one"
+            raise Unsound((*where, "added", path), text)
+        files.append(FilePatch(path, None, added["sha256"], content=content))
+    return Variant(data["versions"], tuple(files), _proof(data["proof"]))
 
 
-def _read(place: Path, located: LocatedYaml, where: tuple[str | int, ...], name: str) -> bytes:
+def _hunks(place: Path, where: Location, name: str) -> dict[str, tuple[Hunk, ...]]:
+    try:
+        return parse_diff(_read(place, where, name))
+    except DiffError as error:
+        raise ConfigError(
+            f"{place / name}: {error}", subject=str(place), code="patch-corrupt"
+        ) from error
+
+
+def _proof(data: Mapping[str, Any]) -> Proof:
+    shown = data["help"] or {"run": (), "shows": ()}
+    imports = tuple(data["imports"])
+    return Proof(imports, tuple(shown["run"]), tuple(shown["shows"]), data["log"])
+
+
+def _read(place: Path, where: Location, name: str) -> bytes:
     path = place / name
     if not path.resolve().is_relative_to(place.resolve()):
-        raise _broken(located, where, f"{name} leads out of the patch's folder")
+        raise Unsound(where, f"{name} leads out of the patch's folder")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _broken(located, where, f"{name}: {error.strerror}") from error
-
-
-def _broken(located: LocatedYaml, where: tuple[str | int, ...], text: str) -> ConfigError:
-    return ConfigError(f"{located.path}:{located.line_of(where)}: {text}", subject=located.path)
+        raise Unsound(where, f"{name}: {error.strerror}") from error
 
 
 def _check_references(library: dict[str, Patch]) -> None:
@@ -266,6 +203,8 @@ def check_patch(patch: Patch) -> list[str]:
 
 
 def _code_problems(variant: Variant) -> Sequence[str]:
+    import ast
+
     problems: list[str] = []
     for file in variant.files:
         if file.content is None:

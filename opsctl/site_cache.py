@@ -6,21 +6,18 @@ read them. A copy that is absent, damaged, or not this user's alone is passed ov
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import stat
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from opsctl import __version__
+from opsctl import validated
 from opsctl.site_lookup import SiteLookup, find_site_file
 
 if TYPE_CHECKING:
     from opsctl.site import Site
 
-KEPT = 16  # validated files; the oldest go first
+KIND = "site"
 READERS = (
     "site.py",
     "site_notify.py",
@@ -88,12 +85,6 @@ def load_site(explicit: Path | None = None) -> Site:
     return made
 
 
-def folder() -> Path:
-    """Return where the copies are."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "opsctl" / "site"
-
-
 def _content_of(path: Path | None) -> bytes | None:
     """Return the bytes of a site file, none without a file; None where they cannot be read."""
     try:
@@ -104,49 +95,22 @@ def _content_of(path: Path | None) -> bytes | None:
 
 def _copy_of(path: Path | None, content: bytes) -> Path | None:
     """Return the name of the copy of what these bytes describe; None where there is no place for it."""
-    key = hashlib.sha256(b"no file" if path is None else b"file " + content)
-    try:
-        for name in READERS:
-            about = os.stat(Path(__file__).with_name(name))
-            key.update(f" {name} {about.st_size} {about.st_mtime_ns}".encode())
-        return folder() / f"{__version__}-{key.hexdigest()}.json"
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
-        return None
+    return validated.copy_of(KIND, b"no file" if path is None else b"file " + content, READERS)
 
 
 def _read(copy: Path) -> Stored | None:
-    """Return a copy's content; None unless it is whole, and nobody else can have written it."""
+    """Return the site of a copy; None where there is none that can be trusted."""
     try:
-        with open(os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
-            about = os.fstat(file.fileno())
-            ours = about.st_uid == os.geteuid() and not about.st_mode & 0o077
-            if not (ours and stat.S_ISREG(about.st_mode)):
-                return None
-            site = restore(json.load(file))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        site = restore(validated.read(copy))
+    except (LookupError, TypeError, AttributeError):
         return None
     return site if isinstance(site, StoredSite) else None
 
 
 def _keep(copy: Path, site: Site) -> None:
-    """Write a copy for the next command; a place that cannot take it is no reason to complain."""
-    import tempfile
-
-    try:
-        text = json.dumps(flatten(site))
-        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=copy.parent, delete=False) as file:  # mode 0600
-            try:
-                file.write(text)
-                file.flush()
-                os.replace(file.name, copy)
-            except OSError:
-                os.unlink(file.name)
-        copies = sorted(copy.parent.iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
-        for old in copies[KEPT:]:
-            old.unlink(missing_ok=True)
-    except (OSError, TypeError, ValueError):
-        pass
+    """Write a copy for the next command, unless the site holds what JSON cannot carry."""
+    with contextlib.suppress(TypeError):
+        validated.keep(copy, flatten(site))
 
 
 def flatten(value: Any) -> Any:

@@ -72,7 +72,7 @@ def check_command(app: App, ids: tuple[str, ...], folder: Path | None) -> int:
     from opsctl.patch_library import check_patch, find_patch, load_library
     from opsctl.site import load_site
 
-    library = load_library(folder or load_site(app.site_path).patch_folder)
+    library = load_library(folder or load_site(app.site_path).patch_folder, anew=True)
     chosen = [find_patch(library, one) for one in ids] or list(library.values())
     findings = [
         Finding("patch-unsound", one.id, problem) for one in chosen for problem in check_patch(one)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from opsctl import site, site_cache
+from opsctl import site, site_cache, validated
 from opsctl.errors import ConfigError, UsageError
 from opsctl.session import transport_entry
 from opsctl.site_cache import StoredSite, load_site
@@ -129,7 +129,7 @@ def test_what_reads_the_file_is_part_of_the_copy_s_name(
 ) -> None:
     """Another version of opsctl, or changed models, validate anew."""
     load_site(file)
-    monkeypatch.setattr(site_cache, "__version__", "0.0.1")
+    monkeypatch.setattr(validated, "__version__", "0.0.1")
     assert not is_copy(load_site(file))
     monkeypatch.setattr(site_cache, "READERS", ("site.py", "errors.py"))
     assert not is_copy(load_site(file))
@@ -197,10 +197,10 @@ def test_a_place_that_takes_no_copy_is_no_problem(file: Path, own_cache: Path) -
 
 def test_only_a_few_copies_are_kept(file: Path, own_cache: Path) -> None:
     """Each edit makes one; the oldest go."""
-    for number in range(site_cache.KEPT + 3):
+    for number in range(validated.KEPT + 3):
         file.write_text(f"{TEXT}# {number}\n")
         load_site(file)
-    assert len(list((own_cache / "opsctl" / "site").iterdir())) == site_cache.KEPT
+    assert len(list((own_cache / "opsctl" / "site").iterdir())) == validated.KEPT
     assert is_copy(load_site(file))
 
 
