@@ -14,9 +14,12 @@ from typing import Any
 from packaging.version import Version
 
 PATCH = "spec-disable-v2"
+OLD_WORKER_PATCHES = ("spec-disable-v1", "spec-disable-v1-clear-spec-info")  # of EAGLEWorker
 FLAG = "speculative-disable-batch-threshold"
+SPEC_V2 = "SGLANG_ENABLE_SPEC_V2"  # environment: whether the overlap worker runs
 MARGIN_FLAG = "speculative-disable-batch-margin"
 ADAPTIVE_SINCE = Version("0.5.14")  # the first that takes step 0 by batch size
+OVERLAP_SINCE = Version("0.5.11")  # the first that runs the overlap worker unless told otherwise
 _EAGLE = ("EAGLE", "EAGLE3", "NEXTN")
 
 
@@ -144,10 +147,10 @@ def _patched(
             "disable-overlap-schedule selects the old worker, which cannot decode without drafts",
             "take disable-overlap-schedule away",
         )
-    early = Version(version) < Version("0.5.11")
-    if env.get("SGLANG_ENABLE_SPEC_V2") == "0":
+    early = Version(version) < OVERLAP_SINCE
+    if _spec_v2(env) is False:
         return _refused(
-            "SGLANG_ENABLE_SPEC_V2=0 selects the old worker, which cannot decode without drafts",
+            f"{SPEC_V2}=0 selects the old worker, which cannot decode without drafts",
             "take it away or set it to 1",
         )
     return Resolution(
@@ -155,9 +158,45 @@ def _patched(
         f"{version} has no flag for it; {PATCH} adds --{FLAG} to the overlap worker"
         + (" (SGLANG_ENABLE_SPEC_V2=1 selects that worker)" if early else ""),
         {FLAG: disable_above, MARGIN_FLAG: margin},
-        {"SGLANG_ENABLE_SPEC_V2": "1"} if early else {},
+        {SPEC_V2: "1"} if early else {},
         (PATCH,),
     )
+
+
+def unused_old_worker_patch(
+    version: str, args: Mapping[str, Any], env: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Say why a patch of EAGLEWorker would not be in play in this launch, and the way out; None: it would.
+
+    A server in which it is not in play passes every test, and says nothing about the patch.
+    """
+    algorithm = str(args.get("speculative-algorithm") or "none").upper()
+    if algorithm not in _EAGLE or args.get("enable-multi-layer-eagle"):
+        return (
+            f"it changes EAGLEWorker, which does not run with this speculation ({algorithm})",
+            "set speculative-algorithm: EAGLE3",
+        )
+    if args.get(FLAG) is None:
+        return f"without --{FLAG} it does nothing", f"set {FLAG}: N in the server's args"
+    if Version(version) < OVERLAP_SINCE:
+        overlap = _spec_v2(env) is True
+    else:
+        topk = _number(args, "speculative-eagle-topk", 1)
+        off = _spec_v2(env) is False or args.get("disable-overlap-schedule") or topk > 1
+        overlap = not off
+    if overlap:
+        return (
+            f"it changes EAGLEWorker, and {version} runs the overlap worker in this set-up",
+            f'set {SPEC_V2}: "0" in env and disable-overlap-schedule: true in args',
+        )
+    return None
+
+
+def _spec_v2(env: Mapping[str, str]) -> bool | None:
+    """Return what the environment says of the overlap worker; None: nothing, or nothing that SGLang reads."""
+    words = {"true": True, "1": True, "yes": True, "y": True}
+    words |= {"false": False, "0": False, "no": False, "n": False}
+    return words.get(env.get(SPEC_V2, "").lower())
 
 
 def _refused(reason: str, way_out: str) -> Resolution:

@@ -15,7 +15,12 @@ from opsctl.domain.gpu_health import judge_health
 from opsctl.domain.launch import LaunchPlan, value_of
 from opsctl.domain.launch_line import matches_command, read_launch_line
 from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
-from opsctl.domain.speculation import Means, Resolution
+from opsctl.domain.speculation import (
+    OLD_WORKER_PATCHES,
+    Means,
+    Resolution,
+    unused_old_worker_patch,
+)
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
 from opsctl.patch_library import load_library
@@ -69,7 +74,8 @@ class Preflight:
             wish=wish,
         )
         verdict = judge(ctx, plan, surveyed, parser, report)
-        problems = (*verdict.problems, *speculation_problems(ctx, wish, known_flags))
+        unused = unused_patches(ctx, (surveyed["interpreter"] or {}).get("package_version"))
+        problems = (*verdict.problems, *speculation_problems(ctx, wish, known_flags), *unused)
         verdict = Verdict(
             (*problems, *passthrough.problems),
             verdict.unsure,
@@ -94,6 +100,15 @@ def speculation_problems(
         text = f"this version's parser does not know --{', --'.join(missing)}"
         return [Finding("speculation-refused", ctx.server_name, text, "opsctl speculation explain")]
     return []
+
+
+def unused_patches(ctx: StepContext, version: str | None) -> list[Finding]:
+    """Name each patch of the series that this launch would not put in play: its pass would be none."""
+    if version is None or not ctx.values.get("patch", True):
+        return []
+    listed = [one for one in ctx.server.patches if one in OLD_WORKER_PATCHES]
+    why = unused_old_worker_patch(version, ctx.server.args, survey_environment(ctx))
+    return [Finding("patch-not-in-play", one, *why) for one in listed] if why else []
 
 
 def survey(ctx: StepContext) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def judge_outcome(results: Mapping[str, StepResult]) -> tuple[AttemptOutcome, st
 
     Conclusive are a pass, a crash, a hang and wrong answers, seen in launch, ready and smoke. A step of which
     the end is not known, a broken way, a slow start and trouble of the client or of a GPU prove nothing.
+    No more does a pass with a patch that stands in the package and was not in play.
     """
     for name in ("launch", "ready", "smoke"):
         result = results.get(name)
@@ -126,6 +127,9 @@ def judge_outcome(results: Mapping[str, StepResult]) -> tuple[AttemptOutcome, st
     ready = results.get("ready")
     if ready is None or not ready.is_good:
         return AttemptOutcome.INCONCLUSIVE, "the run ended before the server was ready"
+    silent = ready.data.get("silent_patches")
+    if silent:
+        return AttemptOutcome.INCONCLUSIVE, f"ready, with patches not in play: {', '.join(silent)}"
     smoke = results.get("smoke")
     if smoke is None:
         return AttemptOutcome.PASSED, "ready; no smoke was asked for"

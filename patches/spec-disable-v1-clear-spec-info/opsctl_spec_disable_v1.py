@@ -3,12 +3,29 @@
 It clears spec_info and passes the batch on. Its input ids and cache slots are those of the step before.
 """
 
+import functools
+import logging
+
 from sglang.srt.managers.utils import GenerationBatchResult
+
+logger = logging.getLogger(__name__)
 
 
 def too_many(worker, batch):
     threshold = worker.server_args.speculative_disable_batch_threshold
-    return threshold is not None and batch.batch_size() > threshold
+    if threshold is None:
+        return False
+    _say_in_play(threshold)
+    return batch.batch_size() > threshold
+
+
+@functools.cache
+def _say_in_play(threshold):
+    """Leave one line that only a server has in which this worker decodes: opsctl looks for it."""
+    logger.info(
+        "opsctl spec-disable-v1-clear-spec-info: in play: no drafts above %d running requests",
+        threshold,
+    )
 
 
 def decode(worker, batch):

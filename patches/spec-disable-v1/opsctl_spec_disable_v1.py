@@ -4,15 +4,29 @@ It hands the target one token per request and no spec_info, with cache slots as 
 server has captured graphs for the verify step only, num_draft_tokens rows per request.
 """
 
+import functools
+import logging
+
 import torch
 
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.common import alloc_token_slots
 
+logger = logging.getLogger(__name__)
+
 
 def too_many(worker, batch):
     threshold = worker.server_args.speculative_disable_batch_threshold
-    return threshold is not None and batch.batch_size() > threshold
+    if threshold is None:
+        return False
+    _say_in_play(threshold)
+    return batch.batch_size() > threshold
+
+
+@functools.cache
+def _say_in_play(threshold):
+    """Leave one line that only a server has in which this worker decodes: opsctl looks for it."""
+    logger.info("opsctl spec-disable-v1: in play: no drafts above %d running requests", threshold)
 
 
 def decode(worker, batch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import random
+import re
 import subprocess
 import time
 import urllib.request
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from opsctl.cli import run
+from opsctl.patch_library import load_library
 from tests.lab.sglang import copy, environment
 from tests.lab.sglang.launch import launch
 from tests.lab.sglang.server import Server, free_port, running
@@ -89,6 +91,11 @@ def ask(
         return list(pool.map(one, range(len(prompts))))
 
 
+def in_play(one: str) -> list[Any]:
+    """Return the variants of a shipped patch whose line shows it in play."""
+    return [variant for variant in load_library()[one].variants if variant.proof.log]
+
+
 def tokens(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
@@ -123,6 +130,7 @@ def test_the_known_bad_patches_kill_the_server_above_the_threshold(
     with running(start, tmp_path / "log") as server:
         for concurrency in (1, 2):
             assert len(ask(server, PROMPTS[:concurrency])) == concurrency
+        assert any(re.search(variant.proof.log, server.text()) for variant in in_play(one))
         with pytest.raises(OSError, match=r"Remote|reset|closed"):
             ask(server, PROMPTS[:5])
         server.process.wait(30)
@@ -325,15 +333,25 @@ def test_two_ranks_switch_together(version: str, patched: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("version", BOTH)
+@pytest.mark.parametrize(
+    ("one", "spec_v2", "says"),
+    [
+        ("spec-disable-v2", False, "it needs the overlap worker of speculative decoding"),
+        ("spec-disable-v1", True, "EAGLEWorker, which does not run in this set-up"),
+    ],
+)
 def test_the_flag_is_refused_where_it_would_do_nothing(
-    version: str, patched: Any, tmp_path: Path
+    one: str, spec_v2: bool, says: str, version: str, patched: Any, tmp_path: Path
 ) -> None:
-    """With the old worker the flag would be accepted and inert: the server does not start (case 118)."""
-    python = patched(version, "spec-disable-v2")
-    start = launch(version, free_port(), eagle=True, spec_v2=False, python=python, **THRESHOLD)
+    """Under the other worker the flag would be accepted and inert: the server does not start (case 118).
+
+    A known-bad patch that is not in play would pass every level.
+    """
+    python = patched(version, one)
+    start = launch(version, free_port(), eagle=True, spec_v2=spec_v2, python=python, **THRESHOLD)
 
     with running(start, tmp_path / "log", ready=False) as server:
         code = server.process.wait(120)
 
         assert code != 0
-        assert "it needs the overlap worker of speculative decoding" in server.text()
+        assert says in server.text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.domain.speculation import Means, Resolution, resolve
+from opsctl.domain.speculation import FLAG, Means, Resolution, resolve, unused_old_worker_patch
 
 EAGLE3 = {"speculative-algorithm": "EAGLE3", "speculative-num-steps": 7}
 
@@ -91,3 +91,58 @@ def test_without_a_wish_or_without_drafting_nothing_is_done() -> None:
     """No wish, or a server that does not speculate: no argument is added."""
     assert asked("0.5.9", above=None).means is Means.NOTHING
     assert asked("0.5.9", {}).means is Means.NOTHING
+
+
+V1 = {**EAGLE3, FLAG: 5}
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "env", "says"),
+    [
+        ("0.5.9", V1, {"SGLANG_ENABLE_SPEC_V2": "1"}, "runs the overlap worker"),
+        ("0.5.9", V1, {"SGLANG_ENABLE_SPEC_V2": "TRUE"}, "runs the overlap worker"),
+        # 0.5.9 takes --disable-overlap-schedule back where the environment selects the overlap worker
+        (
+            "0.5.9",
+            {**V1, "disable-overlap-schedule": True},
+            {"SGLANG_ENABLE_SPEC_V2": "1"},
+            "runs the overlap worker",
+        ),
+        ("0.5.12.post1", V1, {}, "runs the overlap worker"),
+        ("0.5.12.post1", V1, {"SGLANG_ENABLE_SPEC_V2": "yes"}, "runs the overlap worker"),
+        ("0.5.12.post1", EAGLE3, {"SGLANG_ENABLE_SPEC_V2": "0"}, "it does nothing"),
+        ("0.5.12.post1", {FLAG: 5}, {"SGLANG_ENABLE_SPEC_V2": "0"}, "NONE"),
+        (
+            "0.5.12.post1",
+            {**V1, "enable-multi-layer-eagle": True},
+            {"SGLANG_ENABLE_SPEC_V2": "0"},
+            "EAGLEWorker, which does not run",
+        ),
+    ],
+)
+def test_a_patch_of_the_old_worker_that_would_not_be_in_play_is_named(
+    version: str, args: dict[str, Any], env: dict[str, str], says: str
+) -> None:
+    """A server that runs another worker passes every level, and says nothing about the patch (case 118)."""
+    found = unused_old_worker_patch(version, args, env)
+
+    assert found is not None
+    assert says in found[0]
+    assert found[1]
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "env"),
+    [
+        ("0.5.9", V1, {}),
+        ("0.5.9", V1, {"SGLANG_ENABLE_SPEC_V2": "0"}),
+        ("0.5.12.post1", V1, {"SGLANG_ENABLE_SPEC_V2": "false"}),
+        ("0.5.12.post1", {**V1, "disable-overlap-schedule": True}, {}),
+        ("0.5.12.post1", {**V1, "speculative-eagle-topk": 4}, {}),
+    ],
+)
+def test_a_patch_of_the_old_worker_goes_where_that_worker_runs(
+    version: str, args: dict[str, Any], env: dict[str, str]
+) -> None:
+    """These are the ways to run EAGLEWorker, as the two versions read them."""
+    assert unused_old_worker_patch(version, args, env) is None

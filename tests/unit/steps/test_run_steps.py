@@ -21,7 +21,7 @@ from opsctl.steps.launch import Launch
 from opsctl.steps.launch_plan import full_environment
 from opsctl.steps.lock import acquire, describe_holder
 from opsctl.steps.look import overtaken_by
-from opsctl.steps.preflight import result_of
+from opsctl.steps.preflight import result_of, unused_patches
 from opsctl.steps.ready import Ready
 from opsctl.steps.record import Record, judge_outcome
 from opsctl.steps.rollback import planned_back
@@ -344,6 +344,14 @@ def test_secrets_are_resolved_for_the_process_only(monkeypatch: pytest.MonkeyPat
             {"launch": StepResult(StepOutcome.UNKNOWN, exit_code=30)},
             AttemptOutcome.INCONCLUSIVE,
         ),
+        (
+            {
+                "launch": done(),
+                "ready": done(silent_patches=["spec-disable-v1"]),
+                "smoke": done(summary="passed"),
+            },
+            AttemptOutcome.INCONCLUSIVE,
+        ),
     ],
 )
 def test_only_what_the_server_did_is_conclusive(
@@ -351,6 +359,22 @@ def test_only_what_the_server_did_is_conclusive(
 ) -> None:
     """Transport, client, a slow start and a stranger on the port prove nothing about the fix."""
     assert judge_outcome(results)[0] is outcome
+
+
+def test_a_patch_that_the_launch_would_not_run_stops_the_restart_before_the_stop() -> None:
+    """The incident's patch under the other worker passes everything, and proves nothing: refused."""
+    args = {"speculative-algorithm": "EAGLE3", "speculative-disable-batch-threshold": 5}
+    asked = {**SERVER.model_dump(), "args": args, "patches": ["spec-disable-v1", "own-fix"]}
+    other = context(FakeAgent(), server=Server(**asked))
+    env = {"SGLANG_ENABLE_SPEC_V2": "0"}
+    right = context(FakeAgent(), server=Server(**{**asked, "env": env}))
+
+    (found,) = unused_patches(other, "0.5.12.post1")
+
+    assert (found.code, found.subject) == ("patch-not-in-play", "spec-disable-v1")
+    assert "0.5.12.post1 runs the overlap worker" in found.text
+    assert unused_patches(right, "0.5.12.post1") == []
+    assert unused_patches(other, None) == []
 
 
 def test_nothing_is_recorded_when_nothing_was_launched() -> None:
