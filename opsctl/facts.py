@@ -61,6 +61,7 @@ class ProcessDetail:
     environment_markers: dict[str, str] | None  # OPSCTL_* only; never anything else
     unit: str | None  # systemd unit of its cgroup
     parent_death_signal: int | None = None
+    network_namespace: str | None = None  # its listening ports are that one's; None: not readable
 
 
 class GpuRead(StrEnum):
@@ -143,6 +144,7 @@ class Host:
     python: str
     clock_ticks: int
     clock_s: float  # wall clock of the host, seconds since the epoch
+    network_namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

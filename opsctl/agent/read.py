@@ -70,6 +70,7 @@ def read_details(
             listening_ports=_tuple(found["listening_ports"]),
             environment_markers=found["environment_markers"],
             unit=found["unit"],
+            network_namespace=found.get("network_namespace"),
         )
         for found in facts["details"]
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -123,8 +123,6 @@ def _run(
 
         step = StopServer(**options)
         ctx = context_of(app, session, verb)
-        for host in session.host_names():
-            session.hosts.agent(host)
         if app.dry_run:
             return _dry_run(app, ctx, step, verb, sweep)
         record = StopRecord(app.state_path(), ctx.run_id, verb, name, ctx.who)
@@ -196,27 +194,34 @@ def _stop(
 ) -> tuple[Document, Callable[[], str]]:
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
-    from opsctl.steps.stop import MEANWHILE_KEY
+    from opsctl.steps.stop import ENDED_KEY, MEANWHILE_KEY
     from opsctl.steps.sweep import Sweep
 
-    with ThreadPoolExecutor(1) as beside:  # the picture is read while the lock is taken
-        locking = beside.submit(Lock().run, ctx)
-        try:
-            lines = step.preview(ctx)
-        finally:
-            locking.result()
+    beside = ThreadPoolExecutor(2)
+    locking = beside.submit(Lock().run, ctx)
+    try:
+        lines = step.preview(ctx)  # the picture is read while the lock is taken
+    finally:
+        locking.result()
     ctx.reporter.say("\n".join(lines))
     if not step.planned(ctx).is_empty:
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
     record.begin()
+    sweeping: list[Future[StepResult]] = []
+
+    def begin_sweep() -> None:
+        sweeping.append(beside.submit(Sweep(remove=sweep).run, ctx))
+
     try:
         ctx.live[MEANWHILE_KEY] = record.open
+        if not sweep:  # looking may go on beside the second look, removing not
+            ctx.live[ENDED_KEY] = begin_sweep
         stopped = step.run(ctx)
         record.open()
-        with ThreadPoolExecutor(1) as beside:
-            sweeping = beside.submit(Sweep(remove=sweep).run, ctx)
-            memory = ProveGpuMemory(timeout_s).run(ctx)
-            swept = sweeping.result()
+        if not sweeping or stopped.exit_code:
+            begin_sweep()  # what is left now is what counts
+        memory = ProveGpuMemory(timeout_s).run(ctx)
+        swept = sweeping[-1].result()
     except OpsctlError as error:
         refused = isinstance(error, SafetyRefusal)
         record.cut("refused" if refused else "cut", error.exit_code)

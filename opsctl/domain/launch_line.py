@@ -19,6 +19,9 @@ _SHORTEST = {"--port": "--po", "--config": "--conf", "--model-path": "--model-p"
 _SECRETS = {"api-key": 3, "admin-api-key": 3, "ssl-keyfile-password": 12}
 _VALUED_PYTHON_LETTERS = "XW"  # of CPython's options; the others but -c and -m stand alone
 _PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*[td]*$")  # python3.13t: free-threaded
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
+_BUILD_TOOLS = frozenset({"ninja", "nvcc", "cmake", "ccache", "gcc", "g++", "cc", "c++", "ptxas"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _TITLE = re.compile(r"^sglang::[A-Za-z][A-Za-z0-9_:.-]*$")
 
 
@@ -90,6 +93,41 @@ def is_supervisor(argv: tuple[str, ...]) -> bool:
         return False
     script = PurePosixPath(argv[3])
     return script.name == "supervise.py" and script.parent == PurePosixPath(argv[4])
+
+
+def own_script(argv: tuple[str, ...]) -> str | None:
+    """Return the script that an interpreter runs as a program of its own (``python train.py``), or None.
+
+    A server's helpers are modules, code on the command line, or scripts of installed packages; and build
+    tools, which are scripts at times.
+    """
+    if len(argv) < 2:
+        return None
+    if is_python(argv[0]):
+        script = _script_of(argv)
+    elif PurePosixPath(argv[0]).name in _SHELLS and not argv[1].startswith("-"):
+        script = argv[1]
+    else:
+        return None
+    if script is None or PurePosixPath(script).name in _BUILD_TOOLS:
+        return None
+    return None if _INSTALLED & set(PurePosixPath(script).parts) else script
+
+
+def _script_of(argv: tuple[str, ...]) -> str | None:
+    """Return the script on a Python's command line; None for a module, code, or the standard input."""
+    index = 1
+    while index < len(argv):
+        element = argv[index]
+        if element in ("-", "--"):
+            return None
+        if not element.startswith("-"):
+            return element
+        letter, value = _valued_option(element)
+        if letter in ("c", "m"):
+            return None
+        index += 1 if value or not letter else 2
+    return None
 
 
 def same_path(one: str, other: str) -> bool:

@@ -69,6 +69,7 @@ class View:
         container: vmid or name of the server's container when this view looks into it from its
             host; None when the server runs where the agent runs.
         holders_here: NVML's pids are numbers of this view.
+        network: network namespace of the place where the server runs; None when that is not known.
     """
 
     agent_pid: int
@@ -76,6 +77,7 @@ class View:
     owner_uid: int | None
     container: str | None = None
     holders_here: bool = True
+    network: str | None = None
 
 
 def container_of(cgroup: str) -> str | None:

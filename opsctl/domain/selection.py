@@ -10,6 +10,7 @@ from opsctl.domain.launch_line import (
     LaunchLine,
     is_python,
     is_supervisor,
+    own_script,
     read_launch_line,
     read_title,
 )
@@ -69,6 +70,12 @@ class _Judge:
     proven: dict[int, str] = field(default_factory=dict)
     unsure: dict[int, Ambiguity] = field(default_factory=dict)
     lines: dict[int, LaunchLine] = field(default_factory=dict)
+    distant: dict[int, str] = field(
+        default_factory=dict
+    )  # fit, but serve in another network namespace
+    spared: dict[int, str] = field(
+        default_factory=dict
+    )  # the server's children by tree, not by kind
     roots: frozenset[int] = frozenset()
 
     def selection(self) -> Selection:
@@ -118,12 +125,25 @@ class _Judge:
             return f"carries the mark of run {server.run_id}"
         if self._in_recorded_session(process):
             return f"in the session that the launch record names ({process.session})"
-        if is_command(server, process):
+        reason = self._proof_by_argv(process)
+        if reason and self._in_other_network(process.pid):
+            self.distant[process.pid] = reason
+            return None
+        return reason
+
+    def _proof_by_argv(self, process: Process) -> str | None:
+        if is_command(self.server, process):
             return "its command line is the site's command"
         line = self.lines.get(process.pid)
-        if line and server.command is None and not _is_other_program(process):
+        if line and self.server.command is None and not _is_other_program(process):
             return self._proof_by_line(process, line)
         return None
+
+    def _in_other_network(self, pid: int) -> bool:
+        """Say whether a process is known to be in another network namespace than the server's place."""
+        detail = self.details.get(pid)
+        theirs, ours = detail.network_namespace if detail else None, self.view.network
+        return theirs is not None and ours is not None and theirs != ours
 
     def _in_recorded_session(self, process: Process) -> bool:
         """A worker in the session of a recorded process that is dead.
@@ -156,7 +176,7 @@ class _Judge:
 
     def _add_trees(self) -> None:
         for pid in list(self.proven):
-            for child in self.table.descendants(pid):
+            for child in self._family(pid):
                 if child.pid not in self.proven and self._eligible(child):
                     owner = self._claimed_by_other(child.pid)
                     if owner:
@@ -165,12 +185,44 @@ class _Judge:
                     else:
                         self.proven[child.pid] = f"child of pid {child.ppid}"
 
+    def _family(self, pid: int) -> list[Process]:
+        """Return everything below ``pid``; without what a shell had begun before it became the server.
+
+        ``train.py & exec python -m sglang.launch_server`` makes a stranger the server's child. What opsctl
+        launched itself has no such past.
+        """
+        if self._is_known_launch(pid) or pid not in self.lines:
+            return self.table.descendants(pid)
+        found: list[Process] = []
+        for child in self.table.children.get(pid, ()):
+            if not self._is_spared(child):
+                found += [child, *self.table.descendants(child.pid)]
+        return found
+
+    def _is_known_launch(self, pid: int) -> bool:
+        process = self.table.by_pid[pid]
+        return self.server.is_recorded(process) or in_unit(self.server, process)
+
+    def _is_spared(self, process: Process) -> bool:
+        """Say whether a process runs a script of its own, and remember it."""
+        script = own_script(process.argv)
+        if script is None or self.server.command is not None or process.pid in self.lines:
+            return False
+        self.spared[process.pid] = script
+        return True
+
     def _add_sessions(self, direct: frozenset[int]) -> None:
         leaders = {pid for pid in direct if self.table.by_pid[pid].session == pid}
         for process in self.table.by_pid.values():
             inside = process.session in leaders and process.pid not in self.proven
-            if inside and process.pid not in self.lines and self._eligible(process):
+            if not inside or process.pid in self.lines or not self._eligible(process):
+                continue
+            known = self._is_known_launch(process.session)
+            if known or not (self._is_spared(process) or self._is_below_spared(process)):
                 self.proven[process.pid] = f"in the session of the server's pid {process.session}"
+
+    def _is_below_spared(self, process: Process) -> bool:
+        return any(parent.pid in self.spared for parent in self.table.ancestors(process.pid))
 
     def _claimed_by_other(self, pid: int) -> ServerIdentity | None:
         process, line = self.table.by_pid[pid], self.lines.get(pid)
@@ -185,17 +237,23 @@ class _Judge:
     def _doubt_near_misses(self) -> None:
         """With no root proven, a server that fits in part is a doubt and not an absence."""
         has_root = bool(self.proven)
+        for pid, reason in () if has_root else self.distant.items():
+            if other_place(self.table.by_pid[pid], self.table, self.view) is None:
+                text = f"{reason}, but it runs in another network namespace than its host"
+                self._doubt(self.table.by_pid[pid], text)
         for pid, line in self.lines.items():
             process = self.table.by_pid[pid]
             if pid in self.proven or pid in self.never or self._claimed_by_other(pid):
+                continue
+            if pid in self.distant:
                 continue
             fits = self.server.fits_port(line) or self._listens(pid) or self._may_come(pid, line)
             alike = bool(fits or self.server.fits_model(line))
             if has_root or not alike or self.server.command is not None:
                 continue
             place = other_place(process, self.table, self.view)
-            if place and self.view.container is not None:
-                continue
+            if place and (self.view.container is not None or self._in_other_network(pid)):
+                continue  # another container's server: its port is not ours
             if place or not owner_fits(process, self.view, self.server.user):
                 why = place or f"belongs to {owner_of(process)}, and the site does not say so"
             elif _is_other_program(process):
@@ -271,7 +329,11 @@ class _Judge:
         for pid in self._outside_holders():
             judged = self._judge_outsider(pid)
             (protected if judged.kind is ProcessClass.PROTECTED else foreign).append(judged)
-        listeners = [pid for pid in self.details if pid not in self.proven and self._listens(pid)]
+        listeners = [
+            pid
+            for pid in self.details
+            if pid not in self.proven and self._listens(pid) and not self._in_other_network(pid)
+        ]
         return Selection(
             self.server,
             tuple(members),
@@ -296,6 +358,7 @@ class _Judge:
             }  # a neighbour on other GPUs opens devices, too
             opened = {pid for pid, detail in self.details.items() if detail.gpu_devices}
             pids |= opened - placed
+        pids |= self.spared.keys()
         return sorted(pid for pid in pids if pid not in self.proven and pid not in self.unsure)
 
     def _judge_outsider(self, pid: int) -> Judged:
@@ -308,9 +371,11 @@ class _Judge:
         if place:
             return self._judged(pid, ProcessClass.PROTECTED, place)
         reason = describe(process)
+        if pid in self.spared:
+            reason = f"a program of its own ({self.spared[pid]}), though below the server: {reason}"
         if not owner_fits(process, self.view, self.server.user):
             reason = f"{owner_of(process)}'s: {reason}"
-        if not any(hold.pid == pid for hold in self.holders):
+        if pid not in self.spared and not any(hold.pid == pid for hold in self.holders):
             detail = self.details.get(pid)
             devices = (detail.gpu_devices if detail else None) or ()
             reason += f"; has {', '.join(devices[:2])} open, NVML names no memory of it"

@@ -13,7 +13,8 @@ from opsctl.facts import GpuReport
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.baselines import load_baselines, save_baselines
-from opsctl.steps.picture import Picture, StopSession, take_picture
+from opsctl.steps.picture import Picture, take_picture
+from opsctl.steps.reading import StopSession
 from opsctl.steps.watching import MemoryPoll
 
 LAST_EXIT_KEY = "last-exit"

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from opsctl.agent.read import processes_of, read_details, read_gpus, read_host
 from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
 from opsctl.domain.process import Judged, ProcessClass, Selection, candidates, describe
 from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, container_of, program_of
 from opsctl.domain.selection import select
 from opsctl.domain.server import ServerIdentity
-from opsctl.facts import GpuReport, Process, ProcessDetail, ProcessId
+from opsctl.domain.stop_plan import UnitFact
+from opsctl.facts import GpuReport, Process, ProcessId
 from opsctl.output import Finding
-
-if TYPE_CHECKING:
-    from opsctl.agent.client import Agent
-    from opsctl.site import Server
-
-NO_SUCH_UID = -1
-
-
-class StopSession(Protocol):
-    """What a stop needs of a session (see opsctl.session.ServerSession)."""
-
-    name: str
-    server: Server
-    container: str | None
-
-    @property
-    def agent(self) -> Agent: ...
-
-    @property
-    def owner_agent(self) -> Agent: ...
-
-    @property
-    def gpu_agent(self) -> Agent: ...
-
-    @property
-    def one_machine(self) -> bool: ...
-
-    def neighbours(self) -> Mapping[str, Server]:
-        """The other servers that the site places on the same host."""
+from opsctl.steps.reading import NO_SUCH_UID, Place, Reading, StopSession, begin_reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,46 +34,58 @@ class Picture:
     gpu_classes: Mapping[int, tuple[str, str]]
     protected_gpu_pids: frozenset[int]
     boot_id: str
+    place: Place
+
+    def unit_facts(self) -> dict[str, UnitFact]:
+        """Return what the launch records say of their units, by name: systemd need not be asked again."""
+        return {
+            launch["unit"]: UnitFact(launch["unit"], launch["restart"], launch.get("pid"))
+            for launch in self.place.launches
+            if launch.get("unit") and launch.get("restart")
+        }
 
 
-def take_picture(session: StopSession) -> Picture:
+def take_picture(session: StopSession, known: Place | None = None) -> Picture:
     """Read processes, launch records and GPUs at once, and decide whose is what.
+
+    ``known`` is what the server's own side said a moment ago (see ``begin_reading``).
 
     Raises:
         TransportError, AgentError: a host could not be looked at.
     """
-    owner = session.owner_agent
-    with ThreadPoolExecutor(4, thread_name_prefix="look") as pool:
-        scan = pool.submit(owner.call, "process.scan", timeout_s=30.0)
-        gpus = pool.submit(read_gpus, session.gpu_agent)
-        records = pool.submit(_launch_records, session)
-        host = pool.submit(read_host, session.agent)
-        inside = pool.submit(_uid_inside, session)
-        elsewhere = pool.submit(_gpu_host_table, session)
-        facts, report, launches = scan.result(), gpus.result(), records.result()
-        inner, inner_uid, gpu_table = host.result(), inside.result(), elsewhere.result()
-    processes = processes_of(facts)
-    table = Table.of(processes)
+    reading = begin_reading(session, known)
+    table, report = reading.table, reading.report
     uuids, found = resolve_gpus(session.server.gpus.select, report)
-    server = identity_of(session, launches, uuids, inner.boot_id, facts["boot_id"])
-    view = View(
-        agent_pid=facts["self_pid"],
-        uid=_agent_uid(processes, facts["self_pid"]),
-        owner_uid=_owner_uid(session, processes, inner.uid if inner_uid is None else inner_uid),
-        container=session.container,
-        holders_here=session.one_machine and _shares(gpu_table, table, facts["self_pid"]),
-    )
-    if session.owner_agent is session.gpu_agent:
-        gpu_table = table
-    here, unseen = translate(holders_of(report), gpu_table, table)
+    here, unseen = translate(holders_of(report), reading.gpu_table, table)
     joined = [holder for holder, _ in here]
-    pids = candidates(server, processes, joined, view)
-    details = {detail.pid: detail for detail in _details(owner, pids)}
     others = neighbours_of(session, report)
-    chosen = select(server, processes, details, joined, view, others)
-    chosen, classes, stays = _with_unseen(chosen, here, unseen, gpu_table)
+    # most candidates are known by what runs: their details are read while a container still answers
+    plain = identity_of(session, (), uuids, "", reading.boot_id)
+    reading.details(candidates(plain, reading.processes, joined, _view(session, reading)))
+    place = reading.place()
+    server = identity_of(session, place.launches, uuids, place.host.boot_id, reading.boot_id)
+    view = _view(session, reading, place)
+    details = reading.details(candidates(server, reading.processes, joined, view))
+    chosen = select(server, reading.processes, details, joined, view, others)
+    chosen, classes, stays = _with_unseen(chosen, here, unseen, reading.gpu_table)
+    boot_id = reading.boot_id
     return Picture(
-        server, chosen, table, view, report, uuids, found, classes, stays, facts["boot_id"]
+        server, chosen, table, view, report, uuids, found, classes, stays, boot_id, place
+    )
+
+
+def _view(session: StopSession, reading: Reading, place: Place | None = None) -> View:
+    processes, agent_pid = reading.processes, reading.self_pid
+    uid = None
+    if place is not None:
+        uid = place.host.uid if place.uid is None else place.uid
+    return View(
+        agent_pid=agent_pid,
+        uid=next((p.uid for p in processes if p.pid == agent_pid), 0),
+        owner_uid=None if uid is None else _owner_uid(session, processes, uid),
+        container=session.container,
+        holders_here=session.one_machine and _shares(reading.gpu_table, reading.table, agent_pid),
+        network=None if place is None else place.host.network_namespace,
     )
 
 
@@ -207,27 +190,6 @@ def _shares(gpu_table: Table | None, table: Table, agent_pid: int) -> bool:
     return any(_same_process(there, {key: [agent]}) for there in gpu_table.by_pid.values())
 
 
-def _launch_records(session: StopSession) -> list[Mapping[str, Any]]:
-    server = session.server
-    request = {"port": server.port, "limit": 20, "state_dir": server.state_dir}
-    found: list[Mapping[str, Any]] = session.agent.call("launch.records", request, timeout_s=30.0)[
-        "records"
-    ]
-    return found
-
-
-def _uid_inside(session: StopSession) -> int | None:
-    """Return the uid of the site's user in the container's own numbers; None where none is named."""
-    user = session.server.user
-    if user is None or user.isdigit():
-        return int(user) if user else None
-    if session.container is None:
-        return NO_SUCH_UID  # names can be compared as they are
-    users = session.agent.call("process.scan", timeout_s=30.0)["users"]
-    uids = [int(uid) for uid, name in users.items() if name == user]
-    return uids[0] if uids else NO_SUCH_UID
-
-
 def _owner_uid(session: StopSession, processes: Sequence[Process], inner_uid: int) -> int | None:
     """Return the uid that the server's processes have in the owner's view; None: compare the name."""
     if session.container is None:
@@ -240,21 +202,6 @@ def _owner_uid(session: StopSession, processes: Sequence[Process], inner_uid: in
                 process.uid + inner_uid
             )  # an unprivileged container shifts all uids by its root's
     return inner_uid
-
-
-def _agent_uid(processes: Sequence[Process], agent_pid: int) -> int:
-    return next((p.uid for p in processes if p.pid == agent_pid), 0)
-
-
-def _gpu_host_table(session: StopSession) -> Table | None:
-    """Return what the GPUs' host shows, when it is the same kernel seen through another agent."""
-    if not session.one_machine or session.owner_agent is session.gpu_agent:
-        return None
-    return Table.of(processes_of(session.gpu_agent.call("process.scan", timeout_s=30.0)))
-
-
-def _details(owner: Agent, pids: Sequence[int]) -> list[ProcessDetail]:
-    return read_details(owner, pids, timeout_s=30.0) if pids else []
 
 
 def _with_unseen(

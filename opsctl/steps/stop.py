@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +11,7 @@ from opsctl.domain.protection import unit_of
 from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
 from opsctl.domain.stop_words import plan_lines
 from opsctl.errors import SafetyRefusal
+from opsctl.facts import ProcessId
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.draining import drain
@@ -22,7 +23,8 @@ from opsctl.steps.gpu_memory import (
     picture_of,
     start_poll,
 )
-from opsctl.steps.picture import Picture, StopSession
+from opsctl.steps.picture import Picture, take_picture
+from opsctl.steps.reading import StopSession
 from opsctl.steps.stopping import Stopping, Timing
 from opsctl.steps.watching import MemoryPoll
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 PLAN_KEY = "stop-plan"
 MEANWHILE_KEY = "meanwhile"  # what the caller does once the first signal is out, and not before
+ENDED_KEY = "ended"  # what the caller begins when all of a pass are gone, beside the second look
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
 GLANCE_S = 1.0  # how long memory is looked at when a process is still there
 SETTLE_S = 1.0  # workers of a neighbour that ends outlive its main process for a moment
@@ -76,12 +79,14 @@ class StopServer:
 
     def run(self, ctx: StepContext) -> StepResult:
         drained = self._drain(ctx)
-        picture, plan = self._settled(ctx, self._fresh_picture(ctx))
+        picture, plan = self._fresh(ctx)
         rows: dict[int, tuple[Judged, Outcome]] = {}
         findings = [*drained, *plan.findings]
         timing = Timing(None, None)
         poll = self._watch_memory(ctx, picture)
         came_back: list[Judged] = []
+        session = cast(StopSession, ctx.session)
+        has_ended = cast("Callable[[], None] | None", ctx.live.get(ENDED_KEY))
         for _ in range(MAX_ROUNDS):
             if plan.is_empty:
                 break
@@ -93,8 +98,10 @@ class StopServer:
                 break
             if poll is not None:
                 poll.processes_are_gone(self._memory_timeout_s(ctx))
-            picture = picture_of(ctx)
-            plan = self._plan(ctx, without_doubts(picture), evict=())
+            if has_ended is not None:
+                has_ended()
+            picture = after_a_pass(take_picture(session, picture.place), stopping.ended)
+            plan = self._plan(ctx, picture, evict=())
             came_back = [root for root in plan.roots if is_new_server(root, rows)]
             if came_back:
                 findings.append(_came_back(came_back))
@@ -124,7 +131,7 @@ class StopServer:
     ) -> StopPlan:
         session = cast(StopSession, ctx.session)
         chosen = self.evict if evict is None else evict
-        facts = unit_facts(session.agent, picture.selection)
+        facts = unit_facts(session.agent, picture)
         return plan_stop(picture.selection, picture.table, chosen, facts)
 
     def _stopping(self, ctx: StepContext, picture: Picture, plan: StopPlan) -> Stopping:
@@ -162,11 +169,16 @@ class StopServer:
             return []
         return drain(ctx, ctx.deadline.left(ctx.clock.now(), wanted))
 
-    def _fresh_picture(self, ctx: StepContext) -> Picture:
+    def _fresh(self, ctx: StepContext) -> tuple[Picture, StopPlan]:
+        """Return the picture and the plan that were just shown, where they still hold; else new ones."""
         kept = ctx.live.pop(PICTURE_KEY, None)
+        plan = ctx.live.get(PLAN_KEY)
         if isinstance(kept, tuple) and ctx.clock.now() - kept[0] <= FRESH_S:
-            return cast(Picture, kept[1])
-        return picture_of(ctx)
+            picture = cast(Picture, kept[1])
+            if isinstance(plan, StopPlan) and plan.selection is picture.selection:
+                return picture, plan
+            return self._settled(ctx, picture)
+        return self._settled(ctx, picture_of(ctx))
 
     def _grace_s(self, ctx: StepContext) -> float:
         wanted = ctx.server.stop.grace_s if self.grace_s is None else self.grace_s
@@ -212,22 +224,29 @@ def _nothing() -> None:
     pass
 
 
-def without_doubts(picture: Picture) -> Picture:
+def after_a_pass(picture: Picture, ended: Collection[ProcessId]) -> Picture:
     """Return the picture after a pass, in which only what is proven counts.
 
     Doubts refuse before the first signal. Afterwards the proven root is gone, so a neighbour that
-    was known as another server would look like a near miss.
+    was known as another server would look like a near miss. Who was seen to end by the kernel's own
+    word is no member any more, though /proc may show it for a moment yet.
     """
-    return replace(picture, selection=replace(picture.selection, ambiguous=()))
+    selection = picture.selection
+    members = tuple(
+        one for one in selection.members if one.process is None or one.process.identity not in ended
+    )
+    return replace(picture, selection=replace(selection, members=members, ambiguous=()))
 
 
-def unit_facts(agent: Agent, selection: Selection) -> list[UnitFact]:
-    """Ask systemd about the units of the server's roots, if there are any."""
-    units = {unit_of(root.process.cgroup) for root in selection.roots if root.process}
-    names = sorted(unit for unit in units if unit)
+def unit_facts(agent: Agent, picture: Picture) -> list[UnitFact]:
+    """Return what systemd says of the units of the server's roots; those that its records tell are known."""
+    roots = picture.selection.roots
+    units = {unit_of(root.process.cgroup) for root in roots if root.process}
+    told = picture.unit_facts()
+    found = [told[unit] for unit in units if unit in told]
+    names = sorted(unit for unit in units if unit and unit not in told)
     if not names:
-        return []
-    found = []
+        return found
     for entry in agent.call("units.show", {"units": names}, timeout_s=20.0)["units"]:
         shown = entry["properties"]
         main = int(shown.get("MainPID") or 0) or None

@@ -119,6 +119,14 @@ class Stopping:
         heard_s = self.watch.last_heard_s if self.watch else None
         return Timing(self._first_signal_s, max(times, default=None), heard_s)
 
+    @property
+    def ended(self) -> frozenset[ProcessId]:
+        """Return who was seen to end while it was held, which is the kernel's own word."""
+        gone = self.watch.gone if self.watch else {}
+        return frozenset(
+            _identity(target) for target in self.plan.targets if gone.get(target.pid) is not None
+        )
+
     def _conclude_left(self, target: Judged, state: str | None) -> None:
         if state in ("gone", None):
             self.outcomes.setdefault(target.pid, self._ending_of(target.pid, 0.0))

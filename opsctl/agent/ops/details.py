@@ -36,6 +36,7 @@ def detail(request: dict[str, Any], context: Context) -> dict[str, Any]:
                 "start_ticks": start_ticks,
                 "gpu_devices": devices(base, links, prefix),
                 "listening_ports": tables.listening(pid, links),
+                "network_namespace": procfs.readlink("/proc/%d/ns/net" % pid),
                 "environment_markers": markers(base),
                 "unit": procfs.unit_of(
                     procfs.parse_cgroup(procfs.read("/proc/%d/cgroup" % pid) or b"")

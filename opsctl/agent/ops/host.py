@@ -25,6 +25,7 @@ def read(request: dict[str, Any], context: Context) -> dict[str, Any]:
         "systemd": os.path.isdir("/run/systemd/system"),
         "container": container(),
         "pid_namespace": procfs.readlink("/proc/self/ns/pid"),
+        "network_namespace": procfs.readlink("/proc/self/ns/net"),
         "uid": os.geteuid(),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "clock_ticks": procfs.CLOCK_TICKS,

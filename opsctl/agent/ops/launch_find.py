@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}$")
 UNIT_KEYS = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
-    "ExecMainStartTimestampMonotonic,ControlGroup"
+    "ExecMainStartTimestampMonotonic,ControlGroup,Restart"
 )
 
 
@@ -104,6 +104,7 @@ def find_unit(
     pid = int(shown.get("MainPID") or 0)
     base["unit_state"] = "%s/%s" % (shown.get("ActiveState"), shown.get("SubState"))
     base["cgroup"] = shown.get("ControlGroup")
+    base["restart"] = shown.get("Restart")
     if pid and shown.get("ActiveState") in ("active", "activating", "reloading"):
         if known is None:  # the reply of the start was lost before the identity was written
             known = {

@@ -373,6 +373,78 @@ def test_who_listens_on_our_port_is_named() -> None:
     assert [judged.pid for judged in result.port_holders] == [7000]
 
 
+def test_what_a_shell_had_begun_before_it_became_the_server_lives() -> None:
+    """`python train.py & exec python -m sglang.launch_server`: its children by tree, not by kind."""
+    own = [
+        proc(4300, 4200, "python3 train.py --lr 1", session=4200),
+        proc(4301, 4300, "python3 -c from_multiprocessing", session=4200),
+        proc(4302, 4200, "bash watch.sh", session=4200),
+        proc(4303, 1, "python3 -u /home/u/eval.py", session=4200),
+    ]
+    helpers = [
+        proc(
+            4400, 4200, "python3 /opt/v/site-packages/torch/_inductor/compile_worker", session=4200
+        ),
+        proc(4401, 4200, "python3 /opt/sglang/bin/ninja -v", session=4200),
+        proc(4402, 4200, "sh -c nvcc", session=4200),
+        proc(4403, 1, "python3 -c from_multiprocessing", session=4200),
+    ]
+    root = proc(4200, 1, LAUNCH)
+    result = chosen(system(root, *own, *helpers))
+    assert result.pids == {4200, 4400, 4401, 4402, 4403}
+    assert {judged.pid for judged in result.foreign} == {4300, 4302, 4303}
+    assert "train.py" in result.foreign[0].reason
+
+    recorded = server(recorded=(root.identity,))  # launched by opsctl: it was never a shell
+    assert chosen(system(root, *own, *helpers), server=recorded).pids > {4300, 4302}
+
+
+HERE, BLUE = "net:[1]", "net:[2]"
+
+
+def test_a_port_of_another_network_namespace_is_not_ours() -> None:
+    """The same number in a container is another port: who listens on it stands in nobody's way."""
+    stranger = proc(7000, 1, "nginx")
+    for theirs, named in ((HERE, [7000]), (BLUE, []), (None, [7000])):
+        details = {7000: detail(7000, listening_ports=(30000,), network_namespace=theirs)}
+        result = chosen(system(stranger), details=details, view=view(network=HERE))
+        assert [judged.pid for judged in result.port_holders] == named, theirs
+
+
+def test_a_server_of_another_network_namespace_is_not_ours() -> None:
+    """Same owner, port and model behind `ip netns exec`: beside ours it lives, without ours it is a doubt."""
+    ours, other = proc(4200, 1, LAUNCH), proc(7000, 1, LAUNCH)
+    details = {
+        4200: detail(4200, network_namespace=HERE),
+        7000: detail(7000, network_namespace=BLUE),
+    }
+    both = chosen(system(ours, other), details=details, view=view(network=HERE))
+    assert (both.pids, both.ambiguous) == ({4200}, ())
+
+    alone = chosen(system(other), details=details, view=view(network=HERE))
+    assert not alone.members
+    assert "another network namespace" in alone.ambiguous[0].reason
+
+
+def test_a_command_in_another_network_namespace_is_a_doubt() -> None:
+    """A server of another kind is told by its command; where it serves counts as well."""
+    process = proc(7000, 1, "/usr/bin/serve --port 30000")
+    details = {7000: detail(7000, network_namespace=BLUE)}
+    command = server(command=("/usr/bin/serve", "--port", "30000"))
+    result = chosen(system(process), server=command, details=details, view=view(network=HERE))
+    assert (result.pids, [doubt.pid for doubt in result.ambiguous]) == (set(), [7000])
+
+
+def test_another_container_s_server_on_the_same_port_is_no_doubt() -> None:
+    """A server in a Docker container with a network of its own keeps nobody from starting ours."""
+    cgroup = "/system.slice/docker-0123456789abcdef.scope"
+    other = proc(7000, 1, LAUNCH, cgroup=cgroup, ns_pids=(7000, 12))
+    details = {7000: detail(7000, listening_ports=(30000,), network_namespace=BLUE)}
+    assert chosen(system(other), details=details, view=view(network=HERE)).ambiguous == ()
+    shared = {7000: detail(7000, listening_ports=(30000,), network_namespace=HERE)}
+    assert chosen(system(other), details=shared, view=view(network=HERE)).ambiguous
+
+
 def test_a_config_file_needs_the_listening_port() -> None:
     """A port that only a config file knows is proven by listening on it, else doubted."""
     process = proc(4200, 1, "python3 -m sglang.launch_server --config c.yaml --model /models/m")
