@@ -94,7 +94,7 @@ def _only(processes: Sequence[Process], host: str) -> Running:
     if not found:
         raise CouldNotTell(
             f"no SGLang server runs on {host}",
-            next_step="name another machine with --host; opsctl status shows what is there",
+            next_step="name another machine with --host; what is there: `opsctl status`",
             code="no-server",
             subject=host,
         )

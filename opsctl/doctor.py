@@ -207,7 +207,7 @@ def examine_container(hosts: Hosts, name: str) -> list[Check]:
 def _running(place: Place, status: dict[str, Any]) -> Check:
     if status.get("lock"):
         text = f"it is locked ({status['lock']})"
-        return Check("container", State.WARN, text, f"opsctl ct status {place.vmid} tells by whom")
+        return Check("container", State.WARN, text, f"by whom: opsctl ct status {place.vmid}")
     if status.get("status") == "running":
         return Check("container", State.OK, f"container {place.vmid} runs")
     text = f"container {place.vmid} is {status.get('status') or 'in an unknown state'}"

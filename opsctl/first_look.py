@@ -163,7 +163,7 @@ def _example(machines: Sequence[Machine]) -> list[str]:
     if len(rows) == 1:
         rows = [f"  my-server: {flow(values)}"]
     return [
-        "# No SGLang server was found running. Once one runs: `opsctl adopt --host HOST`; or write it:",
+        f"# No SGLang server runs. Once one does: `opsctl adopt --host {machines[0].name}`; or write it:",
         "# servers:",
         *(f"# {row}" for row in rows),
     ]

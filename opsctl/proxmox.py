@@ -51,13 +51,13 @@ def advise(status: int, text: str, who: str = "") -> str | None:
     if status == 403:
         return _advise_privileges(text, who)
     if LOCKED.search(text):
-        return (
-            "wait for the task that holds the lock (`opsctl ct status`); opsctl never clears a lock"
-        )
+        return "wait for the task that holds the lock (`opsctl ct status SERVER`); opsctl never clears a lock"
     if "quorum" in text:
         return "the cluster cannot write its configuration now: pvecm status, on the node"
     if BUSY.search(text):
-        return "another task has its hands on this container: opsctl ct status, then try again"
+        return (
+            "another task has its hands on this container: opsctl ct status SERVER, then try again"
+        )
     return None
 
 

@@ -95,7 +95,7 @@ class Container:
                 raise
             raise TransportError(
                 f"{error.message}; whether the order arrived is not known",
-                next_step="look before it is given again: opsctl ct status",
+                next_step=f"look before it is given again: opsctl ct status {self.vmid}",
                 code=error.code,
                 subject=error.subject,
             ) from error

@@ -66,8 +66,8 @@ class RunReport:
         if not self.failed:
             self.outcome, self.exit_code = outcome, exit_code or 1
 
-    def state(self) -> str:
-        left = describe_state({step.name: step.outcome for step in self.steps})
+    def state(self, *, running: bool = True) -> str:
+        left = describe_state({step.name: step.outcome for step in self.steps}, running=running)
         return f"{left}; {self.outside}" if self.outside else left
 
 

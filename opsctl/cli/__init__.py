@@ -142,8 +142,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but usage text is raised past here."""
+    from opsctl.cli import given
     from opsctl.cli.streams import ResultLostError
 
+    given.forget()
     try:
         result: Any = root.main(args=argv, prog_name="opsctl", standalone_mode=False)
     except OpsctlError as error:

@@ -177,10 +177,9 @@ def _added_lines(before: str, after: str) -> list[str]:
 
 def _written(app: App, path: Path, adopted: Adopted) -> str:
     name = adopted.entry.name
-    option = f" --site {app.site_path}" if app.site_path else ""
     return (
         f"adopted as '{name}' in {path}; the server was not touched\n"
-        f"  next: opsctl status {name}{option}\n"
-        f"        opsctl doctor {name}{option}\n"
-        f"        opsctl restart {name} --dry-run{option}"
+        f"  next: opsctl status {name}\n"
+        f"        opsctl doctor {name}\n"
+        f"        opsctl restart {name} --dry-run"
     )

@@ -14,10 +14,22 @@ from typing import Any, TypeVar
 
 import click
 
+from opsctl.cli import given
 from opsctl.errors import OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding, document_of_error
 
 COMPLETE = "_OPSCTL_COMPLETE"  # click's name for it: the variable by which a shell asks for words
+FOREIGN = (
+    "completion",
+    "config example",
+    "config schema",
+    "config show",
+    "ct exec",
+    "logs",
+    "patch diff",
+    "schema",
+    "show",
+)  # others wrote their text
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -103,6 +115,7 @@ def command(name: str, *, changes: bool = False, **attrs: Any) -> Callable[[F], 
             dry_run: bool = False,
             **kwargs: Any,
         ) -> Any:
+            given.take(click.get_current_context())
             return function(App(site_path, state_dir, as_json, yes, dry_run), **kwargs)
 
         made: click.Command = click.command(name, **attrs)(call)  # type: ignore[no-untyped-call]
@@ -153,12 +166,13 @@ def emit(app: App, document: Document, text: Callable[[], str]) -> int:
 
     The findings go to stderr in text mode; ``text`` is called only when text is wanted.
     """
+    document.findings = [given.runnable_finding(finding) for finding in document.findings]
     if app.as_json:
         print_result(document.to_json())
         return document.exit_code
     body = text()
     if body:
-        print_result(body)
+        print_result(body if document.command in FOREIGN else given.runnable(body))
     for finding in document.unique_findings:
         click.echo(describe_finding(finding), err=True)
     return document.exit_code
@@ -203,6 +217,8 @@ def emit_error(argv: list[str], error: BaseException) -> int:
             f"internal error: {type(error).__name__}: {error}{where}",
             next_step="run again with OPSCTL_TRACEBACK=1 and report the trace",
         )
+    if error.next_step:
+        error.next_step = given.runnable(error.next_step)
     if "--json" in argv:
         print_result(document_of_error(command_of(argv), error).to_json())
     click.echo(f"opsctl: {error.message}", err=True)

@@ -82,7 +82,7 @@ def read_sides(app: App, words: tuple[str, ...]) -> list[Side]:
     if len(sides) < 2:
         raise UsageError(
             "a comparison needs two runs at least",
-            next_step="opsctl compare RUN RUN, or name=RUN,RUN other=RUN",
+            next_step="name two of `opsctl history`; several runs of one side: name=run,run other=run",
         )
     return sides
 

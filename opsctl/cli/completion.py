@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from opsctl.cli.app import App, command
+from opsctl.cli.app import App, command, emit
 from opsctl.errors import ConfigError
+from opsctl.output import Document
 
 if TYPE_CHECKING:
     _Text = click.ParamType[str]
@@ -155,10 +156,13 @@ def runs(state_dir: Path | None) -> list[tuple[str, str]]:
         os.path.expanduser("~"), ".local", "state"
     )
     path = (state_dir or Path(base) / "opsctl") / "ledger.sqlite"
+    # read only would make a -wal and a -shm beside a ledger at rest, and could not remove them again
+    alone = not path.with_name(f"{path.name}-wal").exists()
+    mode = "immutable=1" if alone else "mode=ro"
     query = "SELECT id, playbook, server, outcome FROM runs ORDER BY started_s DESC LIMIT ?"
     try:
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LEDGER_WAIT_S
+            f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=LEDGER_WAIT_S
         )
     except (sqlite3.Error, ValueError):
         return []
@@ -191,5 +195,7 @@ def completion(app: App, shell: str) -> int:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(root, {}, "opsctl", "_OPSCTL_COMPLETE")
-    click.echo(script.source_template % script.source_vars())
-    return 0
+    text = script.source_template % script.source_vars()
+    return emit(
+        app, Document("completion", "shown", data={"shell": shell, "script": text}), lambda: text
+    )

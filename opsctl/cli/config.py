@@ -132,8 +132,9 @@ def schema(app: App) -> int:
     """
     from opsctl.site import Site
 
-    click.echo(json.dumps(Site.model_json_schema(), indent=2))
-    return 0
+    made = Site.model_json_schema()
+    document = Document("config schema", "shown", data={"schema": made})
+    return emit(app, document, lambda: json.dumps(made, indent=2))
 
 
 @command("example")
@@ -144,8 +145,8 @@ def example(app: App) -> int:
     Example:
       opsctl config example > opsctl.yaml
     """
-    click.echo(EXAMPLE, nl=False)
-    return 0
+    document = Document("config example", "shown", data={"text": EXAMPLE})
+    return emit(app, document, EXAMPLE.rstrip)
 
 
 for _command in (check, show, schema, example):

@@ -45,7 +45,7 @@ def probe(app: App, server: str, timeout: float) -> int:
     if entry.python is None:
         raise UsageError(
             f"server '{server}' has a command and no python, so there is no torch to ask",
-            next_step="name its interpreter as `python:`, or use `opsctl gpu verify`",
+            next_step=f"name its interpreter as `python:`, or use `opsctl gpu verify {server}`",
             subject=server,
         )
     with open_target(app, server) as cards:

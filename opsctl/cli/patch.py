@@ -123,14 +123,14 @@ def status(
     with open_work(app, server, ids, folder) as work:
         seen = work.look(verify_all=all_files)
     reports = shown(seen, work.series)
-    findings = [finding for one in seen for finding in findings_of(one)]
+    findings = [finding for one in seen for finding in findings_of(one, others=True)]
     bad = [r for r in reports if r.state.value in ("drifted", "conflict")]
     if not ids:
         bad += [r for r in reports if r.patch.id in work.series and r.state.value == "absent"]
     for report in bad:
         text = report.detail or f"it is {report.state.value}, and the server's series asks for it"
         next_step = (
-            f"opsctl patch apply {server}" if report.can_apply else "opsctl patch diff " + server
+            f"opsctl patch apply {server}" if report.can_apply else f"opsctl patch diff {server}"
         )
         code = f"patch-{report.state.value}"
         findings.append(Finding(code, report.patch.id, text, next_step))

@@ -233,7 +233,8 @@ def make_document(
 
 def state_of(report: RunReport, ctx: StepContext) -> str:
     """Say what the run has left behind; a failure that was settled knows best."""
-    return str(ctx.data_of("settle").get("state") or report.state())
+    running = bool(ctx.data_of("look").get("running"))
+    return str(ctx.data_of("settle").get("state") or report.state(running=running))
 
 
 def downtime_of(ctx: StepContext) -> Any:

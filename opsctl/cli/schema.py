@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -24,10 +25,13 @@ def schema(app: App, name: str | None) -> int:
       opsctl schema restart > restart.schema.json
       opsctl schema "gpu verify"
     """
-    from opsctl.schemas import names, schema_of
+    from opsctl.schemas import find, names, schema_of
 
     if name is not None:
-        click.echo(json.dumps(schema_of(name), indent=2))
-        return 0
+        made = schema_of(name)
+        data: dict[str, Any] = {"names": [find(name)], "schema": made}
+        document = Document("schema", "shown", data=data)
+        return emit(app, document, lambda: json.dumps(made, indent=2))
     found = names()
-    return emit(app, Document("schema", "shown", data={"names": found}), lambda: "\n".join(found))
+    data = {"names": found, "schema": None}
+    return emit(app, Document("schema", "shown", data=data), lambda: "\n".join(found))

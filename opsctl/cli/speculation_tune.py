@@ -60,7 +60,7 @@ def tune(
     if baseline is None and server is None:
         raise UsageError(
             "name a server to measure, or give --baseline and --speculation",
-            next_step="opsctl speculation tune SERVER",
+            next_step="the servers of this site: `opsctl config check --json`",
         )
     if baseline is None or speculation is None:
         from opsctl.cli.speculation_measure import plan_text, sides_by_measuring

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import click
 
+from opsctl.cli import given
+
 EVERY_S = 15.0  # without a terminal, progress is a line now and then
 
 
@@ -36,7 +38,7 @@ class Talk:
             return
         with self._guard:
             self._wipe()
-            click.echo(text, err=True)
+            click.echo(given.runnable(text), err=True)
 
     def progress(self, text: str) -> None:
         """Show the state of the moment, which the next one replaces."""

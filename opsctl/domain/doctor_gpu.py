@@ -101,7 +101,7 @@ def _peers(peers: Sequence[Sequence[Any]]) -> Check:
             "p2p",
             State.UNKNOWN,
             "NVML does not tell it for every pair",
-            "opsctl gpu probe SERVER copies",
+            "let two GPUs copy: opsctl gpu probe SERVER",
         )
     return Check("p2p", State.OK, f"all {len(peers)} pairs have peer access")
 
@@ -116,7 +116,14 @@ def judge_nccl(env: Mapping[str, Any], tensor_parallel: int) -> list[Check]:
     off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") if str(env.get(name)) == "1"]
     if off:
         text = f"{', '.join(off)} in env: GPUs of this server exchange their data on a slower way"
-        return [Check("nccl", State.WARN, text, "leave it away once opsctl gpu probe copies well")]
+        return [
+            Check(
+                "nccl",
+                State.WARN,
+                text,
+                "leave it away once `opsctl gpu probe SERVER` is well",
+            )
+        ]
     return [Check("nccl", State.OK, "no switch in env takes a way between the GPUs away")]
 
 

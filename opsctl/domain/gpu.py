@@ -143,7 +143,7 @@ def resolve_gpus(
         else:
             text = "no such GPU" if not matches else f"names {len(matches)} GPUs"
             findings.append(
-                Finding("gpu-missing", str(wanted), text, "compare with `opsctl gpu status`")
+                Finding("gpu-missing", str(wanted), text, "compare with `opsctl gpu status SERVER`")
             )
     return tuple(dict.fromkeys(uuids)), tuple(findings)
 

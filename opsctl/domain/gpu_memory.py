@@ -247,7 +247,7 @@ def _over_the_limit(
     unlearned_v1 = gpu.memory_version == 1 and baseline is None
     if unlearned_v1 and used <= LARGEST_RESERVED_BYTES:
         text = f"{used // MIB} MiB read as used may all be reserved memory"
-        step = "record the idle card once: `opsctl gpu status --learn`"
+        step = "record the idle card once: `opsctl gpu status SERVER --learn`"
         return MemoryState.UNKNOWN, [Finding("reserved-or-used", gpu.uuid, text, step)]
     text = f"{used // MIB} MiB are used and no process is named (limit {limit // MIB} MiB)"
     step = (

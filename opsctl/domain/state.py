@@ -7,11 +7,12 @@ from collections.abc import Mapping
 GOOD = ("done", "unchanged")
 
 
-def describe_state(outcomes: Mapping[str, str]) -> str:
+def describe_state(outcomes: Mapping[str, str], *, running: bool = True) -> str:
     """Say what a run has left behind.
 
     Args:
         outcomes: step name to outcome; a step that has begun and not ended has ``unknown``.
+        running: a server of an earlier launch was seen running before the first change.
     """
     begun = {name: outcome for name, outcome in outcomes.items() if outcome != "skipped"}
     launch, ready, stop = (begun.get(name) for name in ("launch", "ready", "stop"))
@@ -28,4 +29,6 @@ def describe_state(outcomes: Mapping[str, str]) -> str:
         return "the old server is stopped, and no new one was launched"
     if stop is not None and stop != "refused":
         return "the old server may be partly stopped"
-    return "the running server was not touched"
+    if running:
+        return "the running server was not touched"
+    return "nothing was stopped, and nothing was launched"

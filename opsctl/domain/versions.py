@@ -75,7 +75,10 @@ def judge_driver(driver: str | None, torch_cuda: str | None) -> Check:
     if torch_cuda is None:
         text = "torch is not installed for the launch interpreter, or was built without CUDA"
         return Check(
-            name, State.UNKNOWN, text, "is this the right `python`? opsctl status shows its package"
+            name,
+            State.UNKNOWN,
+            text,
+            "is this the right `python`? its package: `opsctl status SERVER`",
         )
     if driver is None:
         return Check(

@@ -13,7 +13,10 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 DATA: dict[str, str] = {
     "adopt/1": "site:adopt",
     "compare/1": "measured:compare",
+    "completion/1": "site:completion",
     "config-check/1": "site:config_check",
+    "config-example/1": "site:config_example",
+    "config-schema/1": "site:config_schema",
     "config-show/1": "site:config_show",
     "ct-check/1": "containers:check",
     "ct-exec/1": "containers:exec_",

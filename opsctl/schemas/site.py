@@ -15,8 +15,24 @@ def config_show() -> Schema:
     return {**record({"path": TEXT, "site": site}), "outcomes": ["ok"]}
 
 
+def config_example() -> Schema:
+    return {**record({"text": say(TEXT, "The file, with comments.")}), "outcomes": ["shown"]}
+
+
+def config_schema() -> Schema:
+    schema = mapping(description="The JSON Schema of the site file.")
+    return {**record({"schema": schema}), "outcomes": ["shown"]}
+
+
+def completion() -> Schema:
+    data = record({"shell": TEXT, "script": say(TEXT, "What the shell is to read.")})
+    return {**data, "outcomes": ["shown"]}
+
+
 def schema_list() -> Schema:
-    return {**record({"names": say(listing(TEXT), "All documents.")}), "outcomes": ["shown"]}
+    schema = mapping(description="The JSON Schema that was asked for.")
+    names = say(listing(TEXT), "The document that was asked for, or all.")
+    return {**record({"names": names, "schema": maybe(schema)}), "outcomes": ["shown"]}
 
 
 EVIDENCE = say(listing(TEXT), "What proves that it is a server, in sentences.")

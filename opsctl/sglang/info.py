@@ -186,7 +186,7 @@ def unreachable(endpoint: Endpoint, failed: ConnectFailed) -> OpsctlError:
     if failed.ended is Ended.REFUSED:
         return TransportError(
             f"nothing listens on {where} (connection refused)",
-            next_step="start the server, or check the port with 'opsctl status'",
+            next_step="start the server, or check the port with `opsctl status`",
             code="no-server",
             subject=endpoint.url,
         )

@@ -109,7 +109,7 @@ def add_findings(report: SmokeReport, book: Book) -> None:
 
 def _level_finding(level: LevelReport) -> Finding:
     steps = {
-        Outcome.CRASHED: "read the server's log of that moment: opsctl diagnose LOG",
+        Outcome.CRASHED: "read the server's log of that moment: `opsctl diagnose LOG`",
         Outcome.HUNG: "dump the scheduler's stacks before anything is killed (py-spy dump)",
         Outcome.FAILED: "",
         Outcome.NOT_MEASURED: "nothing is claimed about the server; remove the limit and run again",

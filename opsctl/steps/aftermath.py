@@ -25,12 +25,12 @@ def container_now(ctx: StepContext) -> Finding | None:
     locked = f"; it is {lock.describe(ctx.wall())}" if lock is not None else ""
     if seen.get("status") != "running":
         text = f"{in_words(ctx)} is {seen.get('status') or 'in an unknown state'} now{locked}"
-        step = f"opsctl resume {ctx.run_id} starts it and goes on"
+        step = f"start it and go on: opsctl resume {ctx.run_id}"
         return Finding("container-stopped", subject, text, step)
     up_s = float(seen.get("uptime") or 0)
     if up_s < ctx.wall() - ctx.begun_s and "container" not in _changed(ctx):
         text = f"{in_words(ctx)} was started anew {up_s:.0f} s ago: what ran in it is gone{locked}"
-        return Finding("container-restarted", subject, text, f"opsctl resume {ctx.run_id} goes on")
+        return Finding("container-restarted", subject, text, f"go on: opsctl resume {ctx.run_id}")
     return None
 
 

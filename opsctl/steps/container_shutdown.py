@@ -30,7 +30,7 @@ class ShutDownContainer:
     force: bool = False
     name = "container-shutdown"
     effect = Effect.DESTROY
-    half_done = "the node goes on shutting the container down; look with `opsctl ct status`"
+    half_done = "the node goes on shutting the container down; look with `opsctl ct status SERVER`"
 
     def describe(self) -> str:
         return "shut the server's container down cleanly"

@@ -58,7 +58,9 @@ class Look:
         data["summary"] = LOST if lost else summary(launched, running)
         if self.expect == "absent" and launched is None and running:
             text = f"it runs already: pid {running[0]['pid']}, launched by run {running[0]['run']}"
-            finding = Finding("already-running", ctx.server_name, text, "use `opsctl restart`")
+            finding = Finding(
+                "already-running", ctx.server_name, text, "use `opsctl restart SERVER`"
+            )
             return StepResult(StepOutcome.REFUSED, findings=(finding,), data=data, exit_code=50)
         return StepResult(StepOutcome.DONE, data=data)
 

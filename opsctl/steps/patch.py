@@ -16,8 +16,8 @@ from opsctl.steps.patch_plan import PROOF_TIMEOUT_S, Look, PatchPlan, Target
 LOOK_TIMEOUT_S = 60.0
 _REFUSALS = ("locked",)
 _FAILURES = {
-    "proof-failed": "nothing was changed; mend the patch, then look with `opsctl patch status`",
-    "changed-meanwhile": "nothing was changed; look again with `opsctl patch status`",
+    "proof-failed": "nothing was changed; mend the patch, then look with `opsctl patch status SERVER`",
+    "changed-meanwhile": "nothing was changed; look again with `opsctl patch status SERVER`",
     "no-space": "nothing was changed; make room, then run it again",
     "not-permitted": "nothing was changed; run it as the owner of the files (become: sudo in the site file)",
     "no-interpreter": "set the server's python to the interpreter that launches it",
@@ -192,8 +192,8 @@ def prove(agent: Agent, plan: PatchPlan, *, staged: bool = False) -> dict[str, A
     return _call(agent, "patch.prove", request, PROOF_TIMEOUT_S + 30)
 
 
-def findings_of(seen: Look) -> list[Finding]:
-    """Return what is worth telling about the package itself."""
+def findings_of(seen: Look, *, others: bool = False) -> list[Finding]:
+    """Return what is worth telling about the package itself; ``others``: where else it is installed."""
     found: list[Finding] = []
     recovered = seen.raw.get("recovered")
     if recovered:
@@ -205,7 +205,7 @@ def findings_of(seen: Look) -> list[Finding]:
         found.append(Finding("patch-interrupted", seen.root, text, "run it without --dry-run"))
     if seen.raw.get("busy"):
         found.append(Finding("patch-busy", seen.root, seen.raw["busy"]))
-    if seen.others:
+    if others and seen.others:
         text = f"also installed at {', '.join(seen.others)}; {seen.target.interpreter} imports this one"
         found.append(Finding("package-others", seen.root, text))
     if seen.editable:
@@ -247,7 +247,7 @@ def _call(
         if error.code in _REFUSALS:
             raise SafetyRefusal(
                 detail,
-                next_step="wait until it is done, then look with `opsctl patch status`",
+                next_step="wait until it is done, then look with `opsctl patch status SERVER`",
                 code="patch-locked",
                 subject=error.subject,
             ) from error

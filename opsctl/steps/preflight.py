@@ -98,7 +98,14 @@ def speculation_problems(
     missing = [name for name in wish.args if known_flags and f"--{name}" not in known_flags]
     if wish.means is Means.FLAG and missing:
         text = f"this version's parser does not know --{', --'.join(missing)}"
-        return [Finding("speculation-refused", ctx.server_name, text, "opsctl speculation explain")]
+        return [
+            Finding(
+                "speculation-refused",
+                ctx.server_name,
+                text,
+                "opsctl speculation explain SERVER",
+            )
+        ]
     return []
 
 

@@ -115,6 +115,8 @@ def swap_back(ctx: StepContext, passed: Attempt) -> str | None:
 def not_possible(ctx: StepContext, why: str) -> StepResult:
     """Say that there is no way back, and that nothing runs."""
     text = f"there is no way back: {why}; nothing runs now"
-    finding = Finding("no-way-back", ctx.server_name, text, "launch it by hand: opsctl launch")
+    finding = Finding(
+        "no-way-back", ctx.server_name, text, "launch it by hand: opsctl launch SERVER"
+    )
     data = {"summary": text, "state": text}
     return StepResult(StepOutcome.FAILED, True, (finding,), data=data, exit_code=60)

@@ -98,7 +98,7 @@ class Snapshot:
             "no-snapshot",
             ctx.server_name,
             f"no snapshot was taken: {why}",
-            "patches are undone by `opsctl patch revert`; for the whole container, a backup (vzdump)",
+            "patches are undone by `opsctl patch revert SERVER`; for the whole container, a backup (vzdump)",
         )
         data: dict[str, Any] = {"snapshot": None, "deleted": [], "summary": f"none: {why}"}
         if self.require:

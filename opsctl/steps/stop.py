@@ -57,7 +57,9 @@ class StopServer:
     evict: tuple[int, ...] = ()
     name = "stop"
     effect = Effect.DESTROY
-    half_done = "some of the server's processes may have ended; `opsctl stop` again looks first"
+    half_done = (
+        "some of the server's processes may have ended; `opsctl stop SERVER` again looks first"
+    )
 
     def describe(self) -> str:
         return "stop the server's processes by identity"

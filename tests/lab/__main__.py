@@ -20,8 +20,9 @@ The lab is two hosts in a network of their own, without a route outside:
 Users: root; ops (sudo without a password); asks (sudo wants one: "lab").
 
   python -m tests.lab up                        bring it up; a second time is quick
-  python -m tests.lab run -- opsctl status      a program inside the lab; OPSCTL_SITE is set to
-                                                .lab/NAME/opsctl.yaml (demo.yaml beside it is smaller)
+  python -m tests.lab run -- opsctl status      this checkout's opsctl (or any program) in the lab;
+                                                OPSCTL_SITE is .lab/NAME/opsctl.yaml. Hosts that
+                                                refuse, and the like, are in corners.yaml beside it
   python -m tests.lab shell ct129               a shell on pve1, gpu1, ct129 or ct130
   python -m tests.lab gpu fault lost --gpu 3    break something; `gpu --help` lists what
   python -m tests.lab down                      leaves nothing

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +25,12 @@ def lab_environment(
         for name, value in os.environ.items()
         if not name.startswith(("SSH_", "LC_", "XDG_", "OPSCTL_"))
     }
+    _write_opsctl(instance)
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join(
+            [str(instance.bin_dir), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        ),
         "HOME": str(instance.home),
         "LANG": "C.UTF-8",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -39,6 +45,26 @@ def lab_environment(
 
         environment |= gpu_environment(instance)
     return environment | dict(extra or {})
+
+
+def _write_opsctl(instance: Instance) -> None:
+    """Put this checkout's opsctl on the lab's PATH; nothing is installed.
+
+    It is run by this interpreter, or by that of ``make demo`` when this one lacks what opsctl needs.
+    """
+    program = instance.bin_dir / "opsctl"
+    made = CHECKOUT / ".venv" / "bin" / "python"
+    own = importlib.util.find_spec("click") is not None or not made.exists()
+    python = shlex.quote(sys.executable if own else str(made))
+    text = f'#!/bin/sh\nexec {python} -m opsctl "$@"\n'
+    with contextlib.suppress(OSError):
+        if program.read_text() == text:
+            return
+    instance.bin_dir.mkdir(parents=True, exist_ok=True)
+    fresh = program.with_suffix(f".{os.getpid()}")
+    fresh.write_text(text)
+    fresh.chmod(0o755)
+    fresh.replace(program)
 
 
 def enter_argv(

@@ -41,7 +41,9 @@ class Lab:
 
     @property
     def site_file(self) -> Path:
-        return self.instance.site_file
+        """The site file with the odd corners, where the lab has one."""
+        corners = self.instance.corners_file
+        return corners if self.record.mode == "hosts" else self.instance.site_file
 
     def gpu_dir(self, owner: str = "pve1") -> Path:
         """Return the folder of the GPUs that a host owns, for gpus.set_fault and friends."""
@@ -57,7 +59,7 @@ class Lab:
             argv,
             timeout_s=timeout_s,
             stdin=stdin,
-            extra_env=env,
+            extra_env={"OPSCTL_SITE": str(self.site_file), **env},
             cwd=CHECKOUT,
         )
         return Result(done.returncode, _text(done.stdout), _text(done.stderr))
@@ -76,7 +78,9 @@ class Lab:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=lab_environment(self.instance, self.record, env),
+            env=lab_environment(
+                self.instance, self.record, {"OPSCTL_SITE": str(self.site_file), **(env or {})}
+            ),
         )
 
     def ssh(self, host: str, *words: str, timeout_s: float = 30, stdin: bytes = b"") -> Result:

@@ -78,12 +78,18 @@ class Instance:
 
     @property
     def site_file(self) -> Path:
+        """The tidy site file, which a program in the lab finds in OPSCTL_SITE."""
         return self.dir / "opsctl.yaml"
 
     @property
-    def demo_file(self) -> Path:
-        """A smaller site file, without the hosts that refuse or are stopped."""
-        return self.dir / "demo.yaml"
+    def corners_file(self) -> Path:
+        """The site file with the odd corners: hosts that refuse, a stopped container, wrong GPUs."""
+        return self.dir / "corners.yaml"
+
+    @property
+    def bin_dir(self) -> Path:
+        """Programs that are on PATH in the lab: this checkout's opsctl."""
+        return self.dir / "bin"
 
     @property
     def api_file(self) -> Path:

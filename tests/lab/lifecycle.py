@@ -92,8 +92,8 @@ def _build(instance: Instance, fleet: int, started: float) -> Record:
 
 
 def _write_sites(instance: Instance) -> None:
-    instance.site_file.write_text(site.hosts_site(instance))
-    instance.demo_file.write_text(site.demo_site(instance))
+    instance.site_file.write_text(site.tidy_site(instance))
+    instance.corners_file.write_text(site.corners_site(instance))
     instance.api_file.write_text(site.api_site(instance))
 
 

@@ -29,7 +29,7 @@ def gpu_environment(instance: Instance) -> dict[str, str]:
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(paths),
         "NVML_LAB_DIR": str(instance.gpu_dirs / "here"),
-        "PATH": os.pathsep.join([str(instance.dir / "bin"), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([str(instance.bin_dir), os.environ.get("PATH", "")]),
     }
 
 
@@ -74,7 +74,7 @@ def up(instance: Instance) -> Record:
 
 
 def _install_nvidia_smi(instance: Instance) -> None:
-    tools = instance.dir / "bin"
+    tools = instance.bin_dir
     tools.mkdir(exist_ok=True)
     source = os.path.join(os.path.dirname(__file__), "node", "nvidia_smi.py")
     (tools / "nvidia-smi").symlink_to(source)

@@ -11,10 +11,10 @@ from tests.lab.instance import Instance
 REAL_VERSION = "0.5.12.post1"
 HELD_MIB = 40960  # lab GPU memory that a real scheduler holds on each GPU
 
-HOSTS_SITE = """\
-# The lab. pve1 and ct129 are one machine; node1 is pve1 under its other address, as a GPU host often
-# is; gpu1 is another machine with GPUs of its own. pve1-ops logs in without root and uses sudo -n;
-# the sudo of pve1-asks wants a password.
+CORNERS_SITE = """\
+# The lab with its odd corners. pve1 and ct129 are one machine; node1 is pve1 under its other address,
+# as a GPU host often is; gpu1 is another machine with GPUs of its own. pve1-ops logs in without root
+# and uses sudo -n; the sudo of pve1-asks wants a password.
 hosts:
   pve1: {{ssh: root@10.77.1.1, config_file: {config}, known_hosts: {known}}}
   node1: {{ssh: root@10.77.1.3, config_file: {config}, known_hosts: {known}}}
@@ -51,8 +51,8 @@ servers:
     model: /models/GLM-5-NVFP4
     args: {{tp: 8, host: 0.0.0.0}}
 """
-DEMO_SITE = """\
-# The lab as a demonstration shows it: a Proxmox node, its container, and another GPU machine.
+TIDY_SITE = """\
+# The lab: a Proxmox node, its container, and another GPU machine. The odd corners are in corners.yaml.
 hosts:
   pve1: {{ssh: root@10.77.1.1, config_file: {config}, known_hosts: {known}}}
   gpu1: {{ssh: root@10.77.1.2, config_file: {config}, known_hosts: {known}}}
@@ -67,9 +67,9 @@ STAND_IN = {
 }
 
 
-def hosts_site(instance: Instance) -> str:
-    """Return opsctl.yaml of a lab with hosts; with real SGLang too, where it is installed."""
-    text = HOSTS_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+def corners_site(instance: Instance) -> str:
+    """Return corners.yaml, which the tests use; with real SGLang too, where it is installed."""
+    text = CORNERS_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
     for name, port, eagle in (("real", 30010, False), ("real-eagle", 30011, True)):
         server = real_server(instance, port, eagle)
         if server:
@@ -77,10 +77,12 @@ def hosts_site(instance: Instance) -> str:
     return text
 
 
-def demo_site(instance: Instance) -> str:
-    """Return demo.yaml: one server, real SGLang with EAGLE-3 where it is installed."""
-    text = DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
-    return text + _server("glm5", real_server(instance, 30000, True) or STAND_IN, "pve1")
+def tidy_site(instance: Instance) -> str:
+    """Return opsctl.yaml: glm5, real SGLang with EAGLE-3 where it is installed, and its stand-in."""
+    text = TIDY_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    real = real_server(instance, 30000, True)
+    text += _server("glm5", real or STAND_IN, "pve1")
+    return text + _server("standin", STAND_IN | {"port": 30001}, "pve1")
 
 
 def api_site(instance: Instance) -> str:
@@ -91,7 +93,7 @@ def api_site(instance: Instance) -> str:
         "token": {"file": str(api.secret_file(instance, "token"))},
         "ca_file": str(api.ca_file(instance)),
     }
-    text = DEMO_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
+    text = TIDY_SITE.format(config=instance.ssh_config, known=instance.keys / "known_hosts")
     hosts = text.removesuffix("servers:\n").replace(
         "pve1: {", f"pve1: {{proxmox: {json.dumps(access)}, "
     )

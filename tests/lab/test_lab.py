@@ -202,7 +202,7 @@ def test_systemd_runs_in_the_container_and_units_can_be_started(lab: Lab) -> Non
     assert lab.on("pve1", start).exit_code == 3
 
 
-@pytest.mark.parametrize("name", ["opsctl.yaml", "demo.yaml"])
+@pytest.mark.parametrize("name", ["opsctl.yaml", "corners.yaml"])
 def test_the_site_files_are_good(lab: Lab, name: str) -> None:
     """opsctl reads both, and every server has eight GPUs to expect."""
     done = lab.opsctl(["config", "check", "--site", str(lab.instance.dir / name)])

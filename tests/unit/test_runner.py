@@ -160,6 +160,7 @@ def test_a_broken_way_under_a_look_is_a_failure(ledger: Ledger) -> None:
 
     assert outcomes(report) == [("look", "failed")]
     assert report.state() == "the running server was not touched"
+    assert report.state(running=False) == "nothing was stopped, and nothing was launched"
 
 
 def test_a_refusal_keeps_its_code(ledger: Ledger) -> None:

@@ -48,7 +48,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "cuda-oom-startup": _a(
         "a CUDA allocation failed while loading or capturing",
-        "`opsctl gpu verify` shows who holds memory; processes that torch names are the first suspects",
+        "`opsctl gpu verify SERVER` shows who holds memory; processes that torch names are the first suspects",
         "lower --mem-fraction-static or --cuda-graph-max-bs, or raise --tp",
     ),
     "collective-timeout": _a(
@@ -79,7 +79,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "gpu-fault": _a(
         "the GPU or its driver reported a fault",
-        "`opsctl gpu verify` for recovery action, ECC and row remapping; drain the host before the next launch",
+        "`opsctl gpu verify SERVER` for recovery action, ECC and row remapping; drain the host before the next launch",
     ),
     "degraded": _a(
         "the server works, but slower than it could; this is a warning, not a crash",
@@ -123,7 +123,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "shm-too-small": _a(
         "/dev/shm is too small or full",
-        "df /dev/shm; in a container raise --shm-size; sweep what dead servers left: `opsctl status HOST`",
+        "df /dev/shm; in a container raise --shm-size; sweep what dead servers left: `opsctl status SERVER`",
     ),
     "leftover-process": _a(
         "processes of an old server are alive",
@@ -131,7 +131,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "leftover-memory": _a(
         "GPU memory is in use and its owner is not visible from here",
-        "look from the host that owns the GPU: `opsctl gpu verify`; do not reset",
+        "look from the host that owns the GPU: `opsctl gpu verify SERVER`; do not reset",
     ),
     "leftover-shm": _a(
         "files of dead processes fill /dev/shm",
@@ -220,7 +220,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "wrong-output": _a(
         "the server answers 200 with broken text",
-        "compare with fewer draft steps and without speculation at the same level: `opsctl smoke SERVER --reference RUN`",
+        "compare with fewer draft steps and without speculation at the same level: `opsctl smoke SERVER --reference last`",
     ),
     "unknown": _a(
         "no rule knows this",
@@ -243,8 +243,13 @@ def known_steps(steps: tuple[str, ...], *, server: str | None, graphs: bool) -> 
             step = step.replace(", and once with --disable-cuda-graph", "")
             if "--disable-cuda-graph" in step:
                 continue
-        found.append(step.replace("SERVER", server) if server else step)
+        found.append(name_server(step, server))
     return tuple(found)
+
+
+def name_server(text: str, server: str | None) -> str:
+    """Return the text with the server's name where it is known; else the placeholder stays."""
+    return text.replace("SERVER", server) if server else text
 
 
 QUOTES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(

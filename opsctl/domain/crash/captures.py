@@ -36,9 +36,9 @@ _SERVER = r"(?:sglang::|VLLM::|sglang\.launch_server|sglang serve|vllm serve)"
 OUTSIDE: tuple[Capture, ...] = (
     _capture("unknown", 0.6, r"^Hunk #\d+|\(offset \d+ lines?\)|with fuzz \d|^Reversed \(or previously applied\)"
              r"|patch does not apply|^error: (?:corrupt )?patch|Stripping trailing CRs|patch failed|-> patch ok",
-             why="this is output of patch or git apply; `opsctl patch status` computes the state of a patch"),
+             why="this is output of patch or git apply; `opsctl patch status SERVER` computes the state of a patch"),
     _capture("unknown", 0.6, r"patched file present|patch .{0,40}(?:inert|without effect|not active)",
-             why="a patch that is in place but not active; `opsctl patch status` says what proves it"),
+             why="a patch that is in place but not active; `opsctl patch status SERVER` says what proves it"),
     _capture("unknown", 0.6, r"lxc-attach|\bpct (?:exec|start|enter|set)\b|container '\d+' not running|PVE/CLI|keep-env",
              why="this is output of pct or lxc, not of a server"),
     _capture("unknown", 0.6, r"start-limit-hit|Start request repeated too quickly|already loaded or has a fragment"
@@ -49,9 +49,9 @@ OUTSIDE: tuple[Capture, ...] = (
              why="this is a command and its result, not a server's log"),
     _capture("unknown", 0.6, r"^\S+: error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)",
              unless=r"hit an exception|fired up and ready",
-             why="the launcher refused its arguments: this version does not know them, or one is missing; the staged check of `opsctl restart` finds this before a stop"),
+             why="the launcher refused its arguments: this version does not know them, or one is missing; the staged check of `opsctl restart SERVER` finds this before a stop"),
     _capture("unknown", 0.6, r"__init__\.py$|site-packages/sglang/__init__|__editable__", r"^\S+ +-> ",
-             why="a list of installations; `opsctl patch status` asks the launch interpreter"),
+             why="a list of installations; `opsctl patch status SERVER` asks the launch interpreter"),
 )  # fmt: skip
 
 CAPTURES: tuple[Capture, ...] = (

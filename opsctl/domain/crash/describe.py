@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from opsctl.domain.crash.advice import ADVICE, known_steps, quote, scattered
+from opsctl.domain.crash.advice import ADVICE, known_steps, name_server, quote, scattered
 from opsctl.domain.crash.collect import Collector
 from opsctl.domain.crash.model import Context, Diagnosis, Evidence, FirstRecord, Launch, Sizes
 from opsctl.domain.crash.rules import END, NOTICE, WAITING
@@ -109,7 +109,7 @@ def _explain(verdict: Verdict, sizes: Sizes | None, context: Context, page_size:
     if verdict.category == "unknown":
         parts = []
     if verdict.reason:
-        parts.append(verdict.reason)
+        parts.append(name_server(verdict.reason, context.server))
     piece = verdict.piece
     if piece is not None:
         parts += quote(verdict.category, "\n".join([piece.text, *piece.extra]))

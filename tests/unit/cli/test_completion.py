@@ -102,6 +102,22 @@ def test_a_broken_ledger_and_none_complete_nothing(tmp_path: Path) -> None:
     assert complete(tmp_path, "opsctl show ") == ([], "")
 
 
+def test_a_look_at_the_ledger_leaves_no_file(folder: Path) -> None:
+    """Neither where it is at rest, nor of what a writer has open just now."""
+    state = folder / "state" / "opsctl"
+
+    assert complete(folder, "opsctl show 2026")[0] == ["20261129-1"]
+
+    assert [path.name for path in state.iterdir()] == ["ledger.sqlite"]
+    ledger = Ledger.open(state)
+    ledger.begin(
+        "20261130-2", server="s", playbook="stop", at_s=2.0, who="a", reason=None, inputs={}
+    )
+    assert complete(folder, "opsctl show 20261130")[0] == ["20261130-2"]
+    ledger.close()
+    assert [path.name for path in state.iterdir()] == ["ledger.sqlite"]
+
+
 def test_completion_imports_nothing_heavy(folder: Path) -> None:
     """A TAB loads click and YAML, no models, no SSH, no database layer."""
     heavy = ("pydantic", "fabric", "paramiko", "rich", "sqlalchemy", "jinja2", "httptools")
