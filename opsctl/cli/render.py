@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 
 MIB = 1 << 20
@@ -11,9 +13,10 @@ MIB = 1 << 20
 def columns(
     rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, *, indent: int = 2
 ) -> list[str]:
-    """Return rows as aligned lines; the last column is cut where the terminal ends.
+    """Return rows as aligned lines; the last column is cut where the terminal ends, no other ever.
 
-    A column whose cells are all numbers (with an optional unit) is aligned to the right.
+    Without a terminal (a pipe, a file) nothing is cut. A column whose cells are all numbers (with an
+    optional unit) is aligned to the right.
     """
     table = [list(header)] if header else []
     table += [list(row) for row in rows]
@@ -28,7 +31,8 @@ def columns(
         and any(row[index] for row in body)
         for index in range(count)
     ]
-    limit = max(60, shutil.get_terminal_size((120, 40)).columns)
+    limit = width_of_terminal()
+    begin = indent + sum(widths[:-1]) + 2 * (count - 1)  # of the last column
     lines = []
     for row in table:
         cells = [
@@ -36,8 +40,17 @@ def columns(
             for i, cell in enumerate(row)
         ]
         line = " " * indent + "  ".join(cells).rstrip()
-        lines.append(line if len(line) <= limit else line[: limit - 1] + "…")
+        if limit is not None and len(line) > limit:
+            line = line[: max(limit - 1, begin)].rstrip() + "…"
+        lines.append(line)
     return lines
+
+
+def width_of_terminal() -> int | None:
+    """Return the width of the terminal that stdout is; None where it is none and COLUMNS is not set."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return shutil.get_terminal_size((120, 40)).columns
 
 
 def mib(number_bytes: int | None) -> str:
