@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from opsctl.errors import ConfigError
 from opsctl.secret import SecretRef, Strict
-from opsctl.site_lookup import SiteLookup, find_site_file
+from opsctl.site_lookup import ONLY_THERE, SiteLookup, find_site_file
 from opsctl.site_notify import Webhook
 from opsctl.site_proxmox import ProxmoxAccess
 from opsctl.yaml_lines import LocatedYaml, decode_yaml, parse_yaml, read_file, validate
@@ -88,6 +88,12 @@ class SmokeSettings(Strict):
     tokens: int = Field(32, ge=1, description="Output tokens per request.")
     timeout_s: float = Field(120.0, gt=0, description="Longest time of one request.")
     prompts: Path | None = Field(None, description="JSONL file with prompts of your own.")
+    from_: Literal["here", "tunnel", "host"] | None = Field(
+        None,
+        alias="from",
+        description="Who sends, for smoke, restart and tune: this machine, this machine through the "
+        "server's transport, or the server's host. Default: here for this machine's, else tunnel.",
+    )
 
     @field_validator("levels")
     @classmethod
@@ -257,16 +263,16 @@ def parse_site(text: str, path: Path) -> Site:
 
 def _site_of(located: LocatedYaml, path: Path) -> Site:
     site = validate(Site, located)
-    problems = _dangling(site, located.line_of)
+    whole = _with_defaults(site, located.data)
+    problems = _dangling(site, located.line_of) or _unreachable(whole, located.line_of)
     if problems:
         raise ConfigError(
             "\n".join(f"{path}:{line}: {text}" for line, text in problems),
             next_step="mend the file, then run `opsctl config check`",
             subject=str(path),
         )
-    site = _with_defaults(site, located.data)
-    site._path = path
-    return site
+    whole._path = path
+    return whole
 
 
 def _dangling(site: Site, line_of: Any) -> list[tuple[int, str]]:
@@ -289,6 +295,20 @@ def _dangling(site: Site, line_of: Any) -> list[tuple[int, str]]:
                 (line_of(("servers", name)), f"'{name}' names both a host and a server")
             )
     return problems
+
+
+def _unreachable(site: Site, line_of: Any) -> list[tuple[int, str]]:
+    """Find what a smoke could only say after the stop: a port that this machine does not reach."""
+    return [
+        (
+            line_of(("servers", name, "smoke")),
+            f"servers.{name}.smoke.from: {server.address} of {server.host} is not reached from here",
+        )
+        for name, server in site.servers.items()
+        if server.smoke.from_ == "here"
+        and not site.hosts[server.host].local
+        and server.address in ONLY_THERE
+    ]
 
 
 def _with_defaults(site: Site, data: Any) -> Site:

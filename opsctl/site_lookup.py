@@ -11,6 +11,9 @@ from opsctl.errors import UsageError
 if TYPE_CHECKING:
     from opsctl.site import Host, Server
 
+ONLY_THERE = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"})
+"""Addresses that lead elsewhere from another machine."""
+
 
 class SiteLookup:
     """What one asks a site, however it was read."""

@@ -117,7 +117,7 @@ def show(app: App) -> int:
     from opsctl.site import load_site
 
     site = load_site(app.site_path)
-    body = site.model_dump(mode="json", exclude_none=True)
+    body = site.model_dump(mode="json", exclude_none=True, by_alias=True)
     document = Document("config show", "ok", data={"path": str(site.path or ""), "site": body})
     return emit(app, document, lambda: yaml.safe_dump(body, sort_keys=False).rstrip())
 

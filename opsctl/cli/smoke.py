@@ -54,7 +54,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     "way",
     type=click.Choice(["here", "tunnel", "host"]),
     help="Who sends: this machine, this machine through the server's transport, or the server's host."
-    "  [default: here for a server of this machine, else tunnel]",
+    "  [default: the site's smoke.from, else here for a server of this machine, and tunnel]",
 )
 @click.option("--allow-live", is_flag=True, help="Load a server that answers others' requests.")
 @click.option(

@@ -31,7 +31,8 @@ def sides_by_measuring(
     app.confirm(
         f"restart {name} {2 * repeats + 1} times, without speculation and with it, and load it?"
     )
-    way = "here" if site.host(site.server(name).host).local else "host"  # no tunnel in the times
+    local = site.host(site.server(name).host).local
+    way = site.server(name).smoke.from_ or ("here" if local else "host")  # no tunnel in the times
     runs: dict[str, list[str]] = {side: [] for side in variants}
     try:
         for _ in range(repeats):

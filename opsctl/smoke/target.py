@@ -17,11 +17,10 @@ from opsctl.errors import OpsctlError, UsageError
 from opsctl.facts import Process, ProcessId
 from opsctl.session import ServerSession
 from opsctl.sglang.endpoint import Endpoint
+from opsctl.site_lookup import ONLY_THERE
 from opsctl.smoke.agent_watch import AgentWatch, vital
 from opsctl.smoke.host_load import HostLoad, open_host_load
 from opsctl.smoke.relay import Relay
-
-ONLY_THERE = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"})
 
 
 @dataclass(slots=True)
@@ -46,7 +45,8 @@ def open_target(session: ServerSession, way: str | None = None) -> Iterator[Targ
     Args:
         session: the server's agents.
         way: ``here`` (TCP from this machine), ``tunnel`` (the relay), ``host`` (an agent there sends);
-            None chooses ``here`` for this machine and ``tunnel`` for others.
+            None takes the site's word (``smoke.from``), else ``here`` for this machine and ``tunnel``
+            for others.
 
     Raises:
         UsageError: ``here``, and the server listens where only its own host can reach it.
@@ -54,7 +54,7 @@ def open_target(session: ServerSession, way: str | None = None) -> Iterator[Targ
     server = session.server
     key = None if server.api_key is None else server.api_key.resolve()
     entry = session.hosts.site.host(server.host)
-    way = way or ("here" if entry.local else "tunnel")
+    way = way or server.smoke.from_ or ("here" if entry.local else "tunnel")
     if way == "here" and not entry.local and server.address in ONLY_THERE:
         raise UsageError(
             f"{session.name} has the address {server.address}, which only its own host reaches",

@@ -35,7 +35,10 @@ class QuickSmoke:
 
     def preview(self, ctx: StepContext) -> list[str]:
         levels = ", ".join(str(level) for level in ctx.server.smoke.levels)
-        return [f"streamed requests at {levels} in flight, {ctx.server.smoke.tokens} tokens each"]
+        sender = {"host": ", sent by the server's host", "tunnel": ", through its transport"}
+        way = sender.get(ctx.server.smoke.from_ or "", "")
+        tokens = f"{ctx.server.smoke.tokens} tokens each"
+        return [f"streamed requests at {levels} in flight, {tokens}{way}"]
 
     def run(self, ctx: StepContext) -> StepResult:
         from opsctl.smoke.diagnosis import explain
@@ -44,7 +47,9 @@ class QuickSmoke:
 
         with open_target(cast("ServerSession", ctx.session)) as target:
             options = options_of(ctx, target.endpoint)
-            report = run_smoke(options, watch=target.watch, on_event=progress_of(ctx))
+            report = run_smoke(
+                options, watch=target.watch, on_event=progress_of(ctx), load=target.load
+            )
             report.load["from"] = target.way
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:

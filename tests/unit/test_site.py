@@ -183,3 +183,22 @@ def test_a_wait_of_no_finite_length_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="grace_s: input should be a finite number"):
         load_site(path)
+
+
+@pytest.mark.parametrize("place", ["server", "defaults"])
+def test_a_smoke_that_cannot_reach_the_port_is_told_before_anything_runs(
+    tmp_path: Path, place: str
+) -> None:
+    """After the stop it would be too late to find out that only the host reaches its 127.0.0.1."""
+    text = CANONICAL.replace("levels: [1, 2, 5, 10]}", "levels: [1, 2, 5, 10], from: here}")
+    if place == "defaults":
+        text = CANONICAL.replace("    smoke: {levels: [1, 2, 5, 10]}\n", "")
+        text += "defaults: {smoke: {from: here}}\n"
+
+    with pytest.raises(ConfigError, match=r"servers\.glm5\.smoke\.from: 127.0.0.1 of ct129 is not"):
+        load_site(write(tmp_path, text))
+
+    reached = text.replace("    port: 30000", "    port: 30000\n    address: 192.0.2.9")
+    assert load_site(write(tmp_path, reached)).server("glm5").smoke.from_ == "here"
+    there = text.replace("from: here", "from: host")
+    assert load_site(write(tmp_path, there)).server("glm5").smoke.from_ == "host"

@@ -21,6 +21,7 @@ from opsctl.smoke.host_load import HostLoad, open_host_load
 from opsctl.smoke.load import Limits, Sign
 from opsctl.smoke.run import Options, SmokeReport, run_smoke
 from opsctl.transport.local import LocalTransport
+from tests.wire.ground import make_ground
 
 pytestmark = pytest.mark.wire
 SERVER = Path(__file__).with_name("smoke_server.py")
@@ -65,6 +66,22 @@ def verdicts(report: SmokeReport) -> list[tuple[Any, ...]]:
         (level.concurrency, level.outcome.value, level.tokens, set(level.errors))
         for level in report.levels
     ]
+
+
+def test_the_site_says_who_sends_for_every_smoke_of_a_server(tmp_path: Path) -> None:
+    """`smoke.from`: restart's own smoke and `opsctl smoke` take it; --from goes before it."""
+    with make_ground(tmp_path) as ground:
+        ground.write_site(smoke={"levels": [1, 2], "requests": 2, "tokens": 4, "from": "host"})
+
+        restarted = ground.json("restart", "one", "--yes")
+        smoked = ground.json("smoke", "one")
+        other = ground.json("smoke", "one", "--from", "tunnel")
+
+    assert restarted["exit_code"] == smoked["exit_code"] == other["exit_code"] == 0
+    found = [
+        body["load"]["from"] for body in (restarted["data"]["smoke"], smoked["data"], other["data"])
+    ]
+    assert found == ["host", "host", "tunnel"]
 
 
 @pytest.mark.parametrize("api", ["generate", "chat", "completions"])

@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("gpu-lost", "gpu-fault", MACHINE, 0.95,
      r"NVMLError_GpuIsLost|GPU is lost|Unable to determine the device handle for (?:gpu|GPU)\d*\b(?!.*Insufficient)"
      r"|NVML_ERROR_GPU_IS_LOST|NVMLError_ResetRequired|requires? (?:a )?(?:gpu )?reset\b.*GPU"
-     r"|\[GPU requires reset\]|NVML_ERROR_RESET_REQUIRED"),
+     r"|\[GPU requires reset\]|the GPU requires a reset|cudaErrorGpuRequiresReset|NVML_ERROR_RESET_REQUIRED"),
     ("not-ready", "gpu-fault", MACHINE, 0.9, r"Error 802: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"),
     ("ecc", "gpu-fault", MACHINE, 0.95,
      r"uncorrectable (?:NVLink error|ECC error)|(?:double|multi).bit ecc|uncorrectable.*remapped row.*failure"
@@ -82,7 +82,8 @@ RULES: tuple[Rule, ...] = _rules(
      r"|(?:platform|GPU|device|hardware) does not support \S+ (?:quantization|kernels?|dtype|format)|(?:Ampere|Hopper|Blackwell) (?:and|or) (?:up|newer|above|later)"
      r"|Could not load any common_ops library|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
      r"|not supported on (?:this )?(?:sm|SM)_?\d\d|No supported CUDA architectures"
-     r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)"),
+     r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)|does not support \S+ '[^']*' with capability|No execution plans support the graph"
+     r"|(?:device )?kernel image is invalid|cudaErrorInvalidKernelImage|CUDA_ERROR_INVALID_IMAGE|\bUnsupported architecture\b|(?:is |are )?not supported for (?:compute capability|sm_?\d|SM_?\d)"),
     ("driver", "driver-mismatch", CAUSE, 0.95,
      r"driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver"
      r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver"
@@ -136,9 +137,9 @@ RULES: tuple[Rule, ...] = _rules(
     ("fusion", "fusion-init", CAUSE, 0.9,
      r"create_allreduce_fusion_workspace|(?:create|init|initialize|setup|set up)\w*.{0,40}allreduce[_ ]fusion.{0,40}(?:workspace|fail|error)"
      r"|allreduce[_ ]?fusion.{0,80}(?:fail|error|timed? ?out|could not|hang)|fail\w*.{0,60}all-?reduce[_ ]?fusion|flashinfer_comm_fusion|ipc_workspace_for_all_?reduce"
-     r"|(?:torch_)?symmetric_memory.{0,60}rendezvous|rendezvous .*_symmetric_memory|_alloc_symm_buffer"),
+     r"|CUDASymmetricMemory\w*.{0,60}(?:fail|error|rendezvous)|(?:torch_)?symmetric_memory.{0,60}rendezvous|rendezvous .*_symmetric_memory|_alloc_symm_buffer"),
     ("cuda-oom", "cuda-oom", CAUSE, 0.93,
-     r"CUDA(?: error:)? out of memory|(?:HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+     r"CUDA(?: error:)? out of memory|\[CUDA\]: out of memory|(?:HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
      r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED|cuda.{0,20}error.{0,20}: ?2\b.*memory|cudaMalloc\w* failed|Failed to CUDA calloc"
      r"|NCCL WARN Cuda failure.*out of memory|CUDNN_STATUS_ALLOC_FAILED|Tried to allocate [\d.]+ [KMGT]i?B"),
     ("illegal", "illegal-access", CAUSE, 0.93,
@@ -149,7 +150,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("probe-mismatch", "shape-mismatch", CAUSE, 0.85, r"does not match qo_indptr"),
     ("sizes", "shape-mismatch", CAUSE, 0.95,
      rf"size of tensor a \(|Sizes of tensors must match|expected (?:size|shape) .{{0,40}}(?:but )?got|Size mismatch\b|size mismatch\b(?! for \S+\.weight)|shape mismatch"
-     rf"|expected {_N} (?:but )?got {_N}\b|used \d+ ?> ?capacity \d+|doesn't match the broadcast shape|cannot be broadcast to (?:indexing result )?(?:of )?(?:shape)?"
+     rf"|(?<!values to unpack \()expected {_N},? (?:but )?got {_N}\b|used \d+ ?> ?capacity \d+|doesn't match the broadcast shape|cannot be broadcast to (?:indexing result )?(?:of )?(?:shape)?"
      rf"|shape '{_SHAPE}' is invalid for input of size|mat1 and mat2 shapes cannot be multiplied|expanded size of the tensor|could not (?:be )?broadcast"
      rf"|Expected index \[\d+[^\]]*\] to be (?:smaller|no larger)|Attempted to load weight .{{0,60}}into|must match the existing size|split_with_sizes expects|shapes? {_SHAPE}.{{0,60}}(?:not (?:match|broadcast|compatible)|mismatch|cannot)|(?:not |in)compatible (?:shapes?|sizes?|dimensions?)"
      rf"|input batch_size \(\d+\) to match|shape\[0\] \(\d+\) (?:does not|must)|q\.shape\[0\].{{0,40}}(?:does not match|must|!=)|Mismatched .{{0,60}}(?:shape|size)"
@@ -157,7 +158,7 @@ RULES: tuple[Rule, ...] = _rules(
      rf"|exceeds dimension size|number of (?:tokens|rows|elements|sizes).{{0,60}}(?:does not match|doesn't match|must match|must be (?:equal|greater)|mismatch)"
      rf"|AssertionError: .{{0,80}}\b(?:shape|size|len|numel|num_tokens|bs|batch)\w*.{{0,60}}(?:(?:!=|==) ?\S*\d|\d ?(?:<=|>=|<|>) ?\d)|inconsistent tensor size|tensors? (?:must|should) have (?:the )?same (?:shape|size|number)"
      rf"|batch size \d+ (?:exceeds|is larger than|>) .{{0,60}}\d|torch\.Size\({_SHAPE}\) (?:vs\.?|!=|and) torch\.Size|all input tensors must have the same|stack expects each tensor to be equal size"
-     rf"|must have (?:the )?same reduction dim|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
+     rf"|must have (?:the )?same reduction dim|requiring a storage size of \d+ are out of bounds for storage of size \d+|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
     # --- somebody waited
     ("nccl-timeout", "collective-timeout", WAITING, 0.93,
      r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation (?:timeout|timed out)|ran for \d+ milliseconds before timing out"
@@ -201,7 +202,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("device-nodes", "container-devices", CAUSE, 0.9,
      r"/dev/nvidia\S*: (?:no such file|cannot|operation not permitted|permission denied|No such device)|(?:open|stat|lstat|cannot access|missing|no) '?/dev/nvidia\S*|no CUDA-capable device is detected|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
      r"|Found no NVIDIA driver|Failed to initialize NVML: Unknown Error|CUDA unknown error - this may be due|NVMLError_LibraryNotFound|NVML Shared Library Not Found|NVMLError_DriverNotLoaded|libcuda\.so\.1: cannot open"
-     r"|couldn't communicate with the NVIDIA driver|No CUDA GPUs are available|could not select device driver|nvidia-container-cli: |libnvidia-ml\.so\S*: cannot open"),
+     r"|couldn't communicate with the NVIDIA driver|No CUDA GPUs are available|Error 304: OS call failed|could not select device driver|nvidia-container-cli: |libnvidia-ml\.so\S*: cannot open"),
     # --- limits and wrong requests
     ("request-too-long", "client-error", NOTICE, 0.88,
      r"maximum context length is \d+|longer than the model's context length|exceeds the (?:model's )?max\w* (?:context|allowed|model) (?:length|len)|Requested token count exceeds|\"type\": ?\"(?:BadRequest|invalid_request|NotFound|Authentication|Unauthorized)\w*\""
@@ -255,7 +256,7 @@ NOTABLE: tuple[bytes, ...] = tuple(
 
 # Lines that look like trouble and are none.
 BENIGN = re.compile(
-    r"Ignore import error|^Receive: obj=|^Finish: obj=|Received request |^(?:\S+ )?(?:User|Future|Deprecation|Runtime|Resource|Syntax)Warning:|Config file not found at|Performance might be sub-optimal"
+    r"Ignore import error|^Receive: obj=|^Finish: obj=|Received request |^(?!.*driver on your system is too old)(?:\S+ )?(?:User|Future|Deprecation|Runtime|Resource|Syntax)Warning:|Config file not found at|Performance might be sub-optimal"
     r"|leaked (?:semaphore|shared_memory|semlock)|destroy_process_group\(\) was not called|Unexpected error when get_model_info|is deprecated|deprecation|import error|Failed to import|error_code=0|errors?[=:] ?0\b|0 errors|no errors?\b"
     r"|is not available, (?:using|fall)|[Ff]all(?:ing)? ?back to|will be ignored|ignored in:|Unrecognized keys|Some weights of|Special tokens|Setting .{0,60} to avoid|SIGQUIT handler|already performed, skipping|Truncating the input|\b(?:Skipping|Disabling|Dropping|Ignoring)\b|disabled (?:globally|because)|Waiting for \d+ seconds|(?:sgl|to) (?:avoid|prevent|reduce|mitigate) (?:\S+ ){0,3}(?:SIGSEGV|segfaults?|desync|OOM|out of memory|errors?|failures?|crash\w*|hangs?|timeouts?|deadlock)"
     r"|^(?!.*(?:unexpected|\bdied\b|\bdead\b)).*\bexit(?:ed)?(?: with)?(?: (?:exit )?code)?[:=]? ?0\b(?!\.)"

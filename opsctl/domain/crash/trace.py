@@ -22,7 +22,7 @@ _OWNERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )  # fmt: skip
 EXCEPTION = re.compile(
-    r"(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Refused|Fault|Failure|Group)|Exception|Empty|StopIteration|Killed\w+)\b(?:: .*|:?$)"
+    r"(?:[A-Za-z_][\w]*\.)+[a-z]\w*(?:Error|Exception)\b(?:: .*|:?$)|(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Refused|Fault|Failure|Group)|Exception|Empty|StopIteration|Killed\w+)\b(?:: .*|:?$)"
 )
 DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:: .*|:?$)")
 """An exception whose name does not say that it is one: triton.runtime.errors.OutOfResources."""
