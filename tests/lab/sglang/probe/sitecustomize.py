@@ -2,6 +2,7 @@
 
 OPSCTL_PROBE_DRAFT=FILE: keep, per prompt, the draft model's keys and values, and its first proposals, at the
 start of each drafted step. OPSCTL_PROBE_RING=1: the smallest ring that spec-disable-v2 allows.
+OPSCTL_PROBE_RANKS=FOLDER: a file per tensor-parallel rank, with a line per decode step and what was decided.
 """
 
 import importlib.abc
@@ -41,6 +42,30 @@ def small_ring(module):
     """Fill the catch-up ring often."""
     if os.environ.get("OPSCTL_PROBE_RING"):
         module.RING_BYTES = 1
+
+
+def decisions(module):
+    """Write down what each rank decides, step by step."""
+    folder = os.environ.get("OPSCTL_PROBE_RANKS")
+    if not folder:
+        return
+    takes = module.PlainDecode.takes
+
+    def told(self, batch):
+        off = takes(self, batch)
+        if not batch.forward_mode.is_idle():
+            lengths = sorted(batch.seq_lens_cpu.tolist())
+            with open(os.path.join(folder, f"rank{self.worker.tp_rank}"), "a") as file:
+                file.write(f"{off} {lengths}\n")
+        return off
+
+    module.PlainDecode.takes = told
+
+
+def spec_disable(module):
+    """Both hooks of the patch's module."""
+    small_ring(module)
+    decisions(module)
 
 
 def grammar(module):
@@ -97,7 +122,7 @@ def sampling(module):
 
 HOOKS = {
     "sglang.srt.speculative.eagle_worker_v2": look_at_draft,
-    "sglang.srt.speculative.opsctl_spec_disable": small_ring,
+    "sglang.srt.speculative.opsctl_spec_disable": spec_disable,
     "sglang.srt.constrained.xgrammar_backend": grammar,
     "sglang.srt.speculative.eagle_info_v2": sampling,
 }
