@@ -8,17 +8,36 @@ ROOT=$PWD
 say() { printf '\n== %s\n' "$*" >&2; }
 
 # One demo or test run per machine (the lab's containers and addresses exist once). The lock is the
-# kernel's, so a run that was killed leaves nothing behind. Children get descriptor 9 closed.
+# kernel's, so a run that was killed leaves nothing behind. What may outlive this script gets descriptor 9 closed.
 one_at_a_time() {
+  is_guarded && return 0
   local lock
   if [ "$(id -u)" = 0 ]; then lock=/run/lock/opsctl-make; else lock="${TMPDIR:-/tmp}/opsctl-make-$(id -u)"; fi
+  mkdir -p "$(dirname "$lock")"
   exec 9>>"$lock"
-  if ! flock -n 9; then
-    echo "make $1: refused, '$(cat "$lock.who" 2>/dev/null || echo 'another run')' is still at work; wait for it, or stop it first." >&2
+  if ! flock -w 3 9; then # a run that was killed needs a moment to end what it had started
+    echo "make $1: refused, '$(cat "$lock.who" 2>/dev/null || echo 'another run')' is still at work; wait for it, or stop it first:" \
+      "kill $(holders "$lock")" >&2
     exit 1
   fi
   echo "make $1 (pid $$, since $(date '+%H:%M:%S'), in $ROOT)" >"$lock.who"
 }
+
+# The processes that have a file open as descriptor 9.
+holders() {
+  local link
+  for link in /proc/[0-9]*/fd/9; do
+    if [ "$(readlink "$link" 2>/dev/null)" = "$1" ]; then link=${link#/proc/}; [ "${link%%/*}" = $$ ] || printf '%s ' "${link%%/*}"; fi
+  done
+}
+
+# From here on the script runs under guard.py: whatever of the run is killed, nothing of it stays.
+guarded() {
+  is_guarded && return 0
+  OPSCTL_MAKE_PPID=$PPID exec python .ci/guard.py bash "$0" "$@"
+}
+
+is_guarded() { [ -n "${MAKE_GUARDED_BY:-}" ] && [ "${MAKE_GUARDED_BY%%-*}" = "$PPID" ]; }
 
 is_root() { [ "$(id -u)" = 0 ]; }
 
@@ -35,8 +54,13 @@ need_packages() {
   fi
   say "installing Debian packages: ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null 2>&1 9>&- ||
-    { apt-get update -q >/dev/null 9>&- && apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null 9>&-; }
+  dpkg --configure -a >/dev/null 2>&1 9>&- || true # an installation that was cut
+  local apt=(apt-get -q -o DPkg::Lock::Timeout=300) try
+  for try in 1 2 3 4 5; do
+    "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null 2>&1 9>&- && return 0
+    "${apt[@]}" update >/dev/null 9>&- || sleep 5 # the apt-get of a run that was killed may be at work still
+  done
+  "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null 9>&-
 }
 
 python_for_venv() {
@@ -51,7 +75,8 @@ python_for_venv() {
   return 1
 }
 
-# .venv holds opsctl (editable) and its test tools; made anew only when pyproject.toml changed.
+# .venv holds opsctl (editable) and its test tools; made anew only when pyproject.toml changed. Installed by
+# uv, which takes seconds; by pip where uv is not to be had.
 make_venv() {
   local python stamp
   if ! python=$(python_for_venv); then
@@ -63,10 +88,15 @@ make_venv() {
   fi
   stamp=$(sha256sum pyproject.toml | cut -c1-16)-$("$python" -c 'import sys; print(sys.version)' | sha256sum | cut -c1-8)
   if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp" ]; then
-    say "making the virtual environment .venv (a minute)"
+    say "making the virtual environment .venv (half a minute)"
     rm -rf .venv
-    "$python" -m venv .venv 9>&-
-    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]' 9>&-
+    "$python" -m venv .venv
+    local pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
+    if ! { "${pip[@]}" uv && (eval "$(.venv/bin/python tests/lab/pip_config.py)" &&
+      .venv/bin/uv pip install -q --python .venv/bin/python -e '.[test]'); }; then
+      echo "uv could not install it; pip does, which takes longer" >&2
+      "${pip[@]}" -e '.[test]'
+    fi
     echo "$stamp" >.venv/.stamp
   fi
   export PATH="$ROOT/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=

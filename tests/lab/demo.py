@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.lab import lifecycle
+from tests.lab import lifecycle, packages
 from tests.lab.enter import enter_argv, lab_environment
 from tests.lab.errors import LabError
 from tests.lab.fixture import Lab
@@ -31,11 +32,13 @@ BOLD, PLAIN = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
 
 def main() -> int:
     """Run the demo and return 0 when every command ended as it should."""
+    from tests.lab.sglang.installer import BuildError
+
     started = time.monotonic()
     instance = find_instance()
     try:
         code = _with_root(instance) if os.geteuid() == 0 else _without_root(instance)
-    except LabError as error:
+    except (LabError, BuildError) as error:
         print(f"demo: {error}", file=sys.stderr)
         code = 1
     finally:
@@ -51,11 +54,18 @@ def say(text: str) -> None:
     print(f"\n{BOLD}== {text}{PLAIN}", flush=True)
 
 
+def _indented(text: str) -> None:
+    print(f"   {text}", flush=True)
+
+
 def _with_root(instance: Instance) -> int:
     from tests.lab.sglang import environment
 
-    say(f"real SGLang {VERSION} for the CPU (the first time: several minutes)")
-    environment.build(environment.default_prefix(), VERSION, lambda text: print(f"   {text}"))
+    say(f"real SGLang {VERSION} for the CPU (the first time: 1 GB to fetch, a minute or two)")
+    with ThreadPoolExecutor(1) as beside:
+        debian = beside.submit(packages.install, packages.NEEDED)
+        environment.build(environment.default_prefix(), VERSION, _indented)
+        debian.result()
     say("the lab: a Proxmox node with eight GPUs and container 129")
     record = lifecycle.up(instance)
     lab = Lab(instance, record)

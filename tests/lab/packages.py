@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from tests.lab.errors import LabError
@@ -43,6 +44,14 @@ def install(needed: dict[str, str]) -> None:
     Raises:
         LabError: this is not a Debian-like machine, or the installation failed.
     """
+    with _one_at_a_time:
+        _install(needed)
+
+
+_one_at_a_time = threading.Lock()  # apt-get refuses a second one; here it waits
+
+
+def _install(needed: dict[str, str]) -> None:
     wanted = missing(needed)
     if not wanted:
         return
@@ -54,7 +63,8 @@ def install(needed: dict[str, str]) -> None:
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install_argv = [*apt, "install", "-y", "--no-install-recommends", *wanted]
-    for argv in (install_argv, [*apt, "update"], install_argv):
+    mend = ["dpkg", "--configure", "-a"]  # an installation that was cut
+    for argv in (mend, install_argv, [*apt, "update"], install_argv):
         done = subprocess.run(
             argv,
             env=environment,
@@ -64,7 +74,7 @@ def install(needed: dict[str, str]) -> None:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        if done.returncode == 0 and not missing(needed):
+        if not missing(needed) and done.returncode == 0:
             return
     words = " / ".join(done.stderr.strip().splitlines()[-2:])
     raise LabError(f"apt-get could not install {' '.join(missing(needed))}: {words}")

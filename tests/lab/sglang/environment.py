@@ -2,8 +2,9 @@
 
 One base environment holds torch and everything that both SGLang versions share; each version gets
 an environment of its own, with a real ``python`` and an installed ``sglang`` (RECORD and all), and
-sees the base through a ``.pth`` file. Everything is pinned and installed with ``--no-deps``:
-SGLang's own requirements would pull several GB of CUDA libraries.
+sees the base through a ``.pth`` file. Everything is pinned and installed without dependencies: torch's
+and SGLang's own would pull several GB of CUDA libraries (see ``cuda_stubs.py``). What a server imports
+is compiled once, here: the lab's hosts see the environments read only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.lab import packages
+from tests.lab.sglang import cuda_stubs
+from tests.lab.sglang.installer import BuildError
+from tests.lab.sglang.installer import install as install_packages
+
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 SHIM = HERE / "shim"
@@ -28,11 +34,12 @@ TORCH = "torch==2.13.0"
 TORCHVISION = "torchvision==0.28.0"  # imported by transformers; its CUDA operators are never called
 VERSIONS = ("0.5.12.post1", "0.5.9")
 STAMP = "opsctl-lab.json"
-PIP_TIMEOUT_S = 1800.0
-
-
-class BuildError(Exception):
-    """A step of the build failed; what pip said is the message."""
+IMPORT_TIMEOUT_S = 600.0
+# what a server has imported when it is ready; importing it writes the bytecode of those modules
+IMPORTED = """
+import sglang.launch_server, sglang.srt.entrypoints.http_server, sglang.srt.server_args
+import sglang.srt.managers.scheduler, sglang.srt.managers.detokenizer_manager
+"""
 
 
 def default_prefix() -> Path:
@@ -92,7 +99,7 @@ def _make(
     partial = home.with_name(home.name + ".partial")
     if not _stamp_matches(partial, recipe, done=False):
         shutil.rmtree(partial, ignore_errors=True)
-        venv.EnvBuilder(with_pip=True, symlinks=True).create(partial)
+        venv.EnvBuilder(symlinks=True).create(partial)
         _write_stamp(partial, recipe, done=False)
     started = time.monotonic()
     say(f"building {home}")
@@ -109,17 +116,51 @@ def _make(
 
 
 def _install_base(python: Path, say: Callable[[str], None]) -> None:
-    cpu_wheel = _announce_torch(python, say)
-    # A CUDA build of torch does not import without its CUDA libraries, a CPU build has none.
-    _pip(python, "install", *(["--no-deps"] if cpu_wheel else []), TORCH)
-    _pip(python, "install", "--no-deps", TORCHVISION, "-r", str(REQUIREMENTS / "base.txt"))
+    say(
+        "installing torch, triton and about 120 packages that SGLang imports (0.7 to 1 GB to fetch)"
+    )
+    cache = python.parents[2] / "uv"
+    install_packages(python, [TORCH, TORCHVISION, "-r", str(REQUIREMENTS / "base.txt")], cache, say)
+    libraries = site_packages(python.parents[1]) / "torch" / "lib"
+    if not (libraries / "libtorch_cuda.so").exists():
+        return
+    say("torch's ordinary build (no CPU build is offered here): stand-ins for its CUDA libraries")
+    install_packages(python, list(cuda_stubs.REAL), cache, say)
+    packages.install(packages.COMPILER)
+    try:
+        cuda_stubs.install(libraries)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"gcc: {error.stderr.strip()[-500:]}") from error
 
 
 def _install_version(python: Path, version: str, base: Path, say: Callable[[str], None]) -> None:
     say(f"installing sglang {version} (about 10 MB, and 20 MB of what only it needs)")
-    _pip(python, "install", "--no-deps", "-r", str(REQUIREMENTS / f"{version}.txt"))
-    home = python.parent.parent
+    install_packages(
+        python, ["-r", str(REQUIREMENTS / f"{version}.txt")], python.parents[2] / "uv", say
+    )
+    home = python.parents[1]
     (site_packages(home) / "opsctl-lab-base.pth").write_text(f"{site_packages(base)}\n")
+    _install_shim(home)
+    say("compiling what a server imports")
+    _compile_imported(python, version)
+
+
+def _compile_imported(python: Path, version: str) -> None:
+    from tests.lab.sglang.launch import server_environment
+
+    environment = {**os.environ, **server_environment(eagle=True)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [str(python), "-c", IMPORTED],
+        capture_output=True,
+        text=True,
+        timeout=IMPORT_TIMEOUT_S,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BuildError(f"sglang {version} does not import:\n{done.stderr.strip()[-1500:]}")
 
 
 def _install_shim(home: Path) -> None:
@@ -142,39 +183,6 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     os.replace(temporary, path)
-
-
-def _announce_torch(python: Path, say: Callable[[str], None]) -> bool:
-    """Say what torch will cost before it is fetched; return whether it is a CPU build."""
-    report = json.loads(
-        _pip(python, "install", "--dry-run", "--no-deps", "--quiet", "--report", "-", TORCH)
-    )
-    if not report["install"]:
-        return True
-    item = report["install"][0]
-    version, url = item["metadata"]["version"], item["download_info"]["url"]
-    if "+cpu" in version:
-        source = "a wheel on this machine" if url.startswith("file:") else "the package index"
-        say(f"installing torch {version} from {source} (about 200 MB)")
-        return True
-    say(
-        f"no CPU build of torch is offered here: installing the ordinary {version} with its CUDA "
-        "libraries, about 4 GB to fetch and 6 GB on the disk, which takes 5 to 20 minutes; "
-        "with PIP_EXTRA_INDEX_URL set to PyTorch's index of CPU builds it is 200 MB"
-    )
-    return False
-
-
-def _pip(python: Path, *arguments: str) -> str:
-    from tests.lab.fixture import outside_network
-
-    argv = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
-    with outside_network():  # a test process may be in the lab's network, which leads nowhere
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PIP_TIMEOUT_S)
-    if done.returncode != 0:
-        tail = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise BuildError(f"pip exited {done.returncode}: {' '.join(arguments)}\n{tail}")
-    return done.stdout
 
 
 def _move_scripts(partial: Path, home: Path) -> None:

@@ -67,7 +67,7 @@ def launch(
     target, draft = models.write(prefix / "models")
     args = _arguments(eagle, spec_v2, weights, str(draft))
     args["host"] = host
-    env = _environment(eagle, spec_v2, weights, hold)
+    env = server_environment(eagle, spec_v2, weights, hold)
     if tp > 1:
         args["tp"] = tp
         cores = os.cpu_count() or 1
@@ -108,7 +108,10 @@ def _arguments(
     return args
 
 
-def _environment(eagle: bool, spec_v2: bool, weights: str, hold: str) -> dict[str, str]:
+def server_environment(
+    eagle: bool = False, spec_v2: bool = True, weights: str = "known", hold: str = ""
+) -> dict[str, str]:
+    """Return the variables that a server needs to run without a GPU."""
     env = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
