@@ -1,4 +1,4 @@
-"""What pip is configured to use (mirrors, wheels of the machine, certificates), as uv's environment variables.
+"""What pip is configured to use (mirrors, wheels of the machine, certificates), as variables for uv.
 
 uv reads neither pip.conf nor PIP_*. ``python tests/lab/pip_config.py`` prints the lines for a shell.
 A variable of uv's that is set already stands. Standard library only: it runs before anything is installed.

@@ -1,4 +1,4 @@
-"""Installing packages into an environment: with uv where it is, which is many times quicker, else with pip."""
+"""Installing packages into an environment: with uv where it is, many times quicker, else with pip."""
 
 from __future__ import annotations
 
