@@ -2,7 +2,7 @@
 
 ``python .ci/guard.py COMMAND...``; its exit code is the command's. Everything that the command starts,
 daemons included, stays a descendant of this process (a subreaper) and is killed when the command has
-ended, and when make has died. When this process itself is killed, a watcher does it: it knows the
+ended, and when make has died (but for an apt-get, which is left to finish). When this process itself is killed, a watcher does it: it knows the
 descendants of a second ago, and recognises the others by a variable in their environment. What two
 kills leave is ended by the next run. Standard library only.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 
 MARK = "MAKE_GUARDED_BY"  # not OPSCTL_...: opsctl reports those
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SPARED = ("apt-get", "dpkg")  # to kill them in the middle would break the machine's packages
 LOOK_S = 1.0
 KILL_S = 10.0
 Identity = tuple[int, int]  # pid and start time in ticks
@@ -148,10 +149,10 @@ def kill_stale() -> None:
 
 
 def descendants(root: int, but: int = 0) -> set[Identity]:
-    """Return everything below ``root``, without zombies, and without ``but`` and what is below it."""
+    """Return everything below ``root``, without zombies, the spared, ``but``, and what is below these."""
     children: dict[int, list[Identity]] = {}
     for pid, state, parent, ticks in _processes():
-        if state != "Z" and pid != but:
+        if state != "Z" and pid != but and _name(pid) not in SPARED:
             children.setdefault(parent, []).append((pid, ticks))
     found: set[Identity] = set()
     new = [root]
@@ -168,8 +169,12 @@ def _marked(mark: str) -> Iterator[Identity]:
 
 def _marks() -> Iterator[tuple[int, int, str]]:
     wanted = MARK.encode() + b"="
-    for pid, state, _, ticks in _processes():
-        if state == "Z" or pid == os.getpid():
+    everything = list(_processes())
+    spared = {pid for pid, *_ in everything if _name(pid) in SPARED} | {os.getpid()}
+    for _ in range(3):  # what dpkg runs, and what that runs
+        spared |= {pid for pid, _, parent, _ in everything if parent in spared - {os.getpid()}}
+    for pid, state, _, ticks in everything:
+        if state == "Z" or pid in spared:
             continue
         for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
             if entry.startswith(wanted) and entry.count(b"-") == 2:
