@@ -1,10 +1,10 @@
 """Run one command so that nothing of it outlives it, however this process, make or the command ends.
 
-``python .ci/guard.py COMMAND...``; its exit code is the command's. Everything that the command starts,
-daemons included, stays a descendant of this process (a subreaper) and is killed when the command has
-ended, and when make has died (but for an apt-get, which is left to finish). When this process itself is killed, a watcher does it: it knows the
-descendants of a second ago, and recognises the others by a variable in their environment. What two
-kills leave is ended by the next run. Standard library only.
+``python .ci/guard.py COMMAND...``; its exit code is the command's. Two processes hold everything that
+the command starts, daemons included, as their descendants (both are subreapers): the head and below it
+the keeper. The keeper kills what is left when the command has ended, and when the head has died, by
+kill -9 or with make; the head does it when the keeper was killed. What two kills leave carries a mark in
+its environment, and the next run ends it. An apt-get is left to finish. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from collections.abc import Callable, Iterator
 MARK = "MAKE_GUARDED_BY"  # not OPSCTL_...: opsctl reports those
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SPARED = ("apt-get", "dpkg")  # to kill them in the middle would break the machine's packages
-LOOK_S = 1.0
 KILL_S = 10.0
 Identity = tuple[int, int]  # pid and start time in ticks
 
@@ -30,91 +28,67 @@ Identity = tuple[int, int]  # pid and start time in ticks
 def main(argv: list[str]) -> int:
     """Run ``argv`` guarded and return its exit code."""
     starter = os.environ.get("OPSCTL_MAKE_PPID")
+    signal.signal(signal.SIGTERM, _end)
     if _name(os.getppid()) in ("make", "gmake"):
-        signal.signal(signal.SIGTERM, _end)
         _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if starter and starter != str(os.getppid()):
         print("guard: make is gone; nothing is started", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it from the terminal as well
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     kill_stale()
-    mark = f"{os.getpid()}-{_ticks(os.getpid())}-{_namespace()}"
-    done = _start_watcher(mark)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it from the terminal as well
-    signal.signal(signal.SIGTERM, _end)
-    child = subprocess.Popen(
-        argv,
-        env={**os.environ, MARK: mark},
-        preexec_fn=lambda: (
-            signal.signal(signal.SIGINT, signal.SIG_DFL),
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-        ),
-    )
-    code = _reap_until(child.pid)
-    child.returncode = code
-    kill_all(lambda: descendants(os.getpid(), but=done.pid))
-    done.tell()
-    return code
+    head = os.getpid()
+    keeper = os.fork()
+    if keeper == 0:
+        _keep(head, argv)
+    ended = _reap_until(keeper)
+    if ended < 0:
+        kill_all(descendants)
+    return ended if ended >= 0 else 128 - ended
 
 
 def _end(number: int, _frame: object) -> None:
-    """End at once; the watcher kills what is left, as after a kill -9."""
+    """End at once: the keeper kills what there is, as after a kill -9."""
     os._exit(128 + number)
 
 
+def _keep(head: int, argv: list[str]) -> None:
+    """Be the keeper; never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, _end_all)
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != head:
+            os._exit(1)
+        mark = f"{head}-{_ticks(head)}-{_namespace()}"
+        child = subprocess.Popen(argv, env={**os.environ, MARK: mark}, preexec_fn=_prepare)
+        os.setsid()  # a kill of the whole process group spares the keeper
+        code = child.returncode = _reap_until(child.pid)
+        kill_all(descendants)
+    except OSError as error:
+        print(f"guard: {error}", file=sys.stderr)
+    finally:
+        os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_all(number: int, _frame: object) -> None:
+    kill_all(descendants)
+    os._exit(128 + number)
+
+
+def _prepare() -> None:
+    """Set up the command between fork and exec."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _reap_until(pid: int) -> int:
-    """Collect every child that ends, adopted ones too, and return the exit code of ``pid``."""
+    """Collect every child that ends, adopted ones too; return how ``pid`` ended, a signal negative."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-
-
-class Watcher:
-    """The process that acts when this one is killed."""
-
-    def __init__(self, pid: int, line: int) -> None:
-        self.pid, self._line = pid, line
-
-    def tell(self) -> None:
-        """Say that everything ended as it should."""
-        with contextlib.suppress(BrokenPipeError, ChildProcessError):
-            os.write(self._line, b"done")
-            os.waitpid(self.pid, 0)
-
-
-def _start_watcher(mark: str) -> Watcher:
-    read_end, write_end = os.pipe()  # not inherited by what is executed
-    guard = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(read_end)
-        return Watcher(pid, write_end)
-    try:
-        os.close(write_end)
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        _watch(read_end, guard, mark)
-    finally:
-        os._exit(0)
-
-
-def _watch(line: int, guard: int, mark: str) -> None:
-    known: set[Identity] = set()
-    while not select.select([line], [], [], LOOK_S)[0]:
-        known = descendants(guard, but=os.getpid())
-    if os.read(line, 16):
-        return
-
-    def left() -> set[Identity]:
-        alive = {one for one in known if _ticks(one[0]) == one[1]}
-        marked = set(_marked(mark))
-        below = (descendants(pid) for pid, _ in alive | marked)
-        return alive.union(marked, *below) - {(os.getpid(), _ticks(os.getpid()))}
-
-    kill_all(left)
+            return os.waitstatus_to_exitcode(status)
 
 
 def kill_all(find: Callable[[], set[Identity]]) -> None:
@@ -148,23 +122,19 @@ def kill_stale() -> None:
     kill_all(stale)
 
 
-def descendants(root: int, but: int = 0) -> set[Identity]:
-    """Return everything below ``root``, without zombies, the spared, ``but``, and what is below these."""
+def descendants() -> set[Identity]:
+    """Return everything below this process, without zombies, the spared, and what is below these."""
     children: dict[int, list[Identity]] = {}
     for pid, state, parent, ticks in _processes():
-        if state != "Z" and pid != but and _name(pid) not in SPARED:
+        if state != "Z" and _name(pid) not in SPARED:
             children.setdefault(parent, []).append((pid, ticks))
     found: set[Identity] = set()
-    new = [root]
+    new = [os.getpid()]
     while new:
         below = children.get(new.pop(), [])
         found.update(below)
         new += [pid for pid, _ in below]
     return found
-
-
-def _marked(mark: str) -> Iterator[Identity]:
-    return ((pid, ticks) for pid, ticks, found in _marks() if found == mark)
 
 
 def _marks() -> Iterator[tuple[int, int, str]]:

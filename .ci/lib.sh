@@ -37,7 +37,10 @@ guarded() {
   OPSCTL_MAKE_PPID=$PPID exec python .ci/guard.py bash "$0" "$@"
 }
 
-is_guarded() { [ -n "${MAKE_GUARDED_BY:-}" ] && [ "${MAKE_GUARDED_BY%%-*}" = "$PPID" ]; }
+is_guarded() {
+  local head
+  [ -n "${MAKE_GUARDED_BY:-}" ] && read -r _ _ _ head _ <"/proc/$PPID/stat" && [ "${MAKE_GUARDED_BY%%-*}" = "$head" ]
+}
 
 is_root() { [ "$(id -u)" = 0 ]; }
 

@@ -52,11 +52,10 @@ def wait_for(true: Callable[[], bool], what: str) -> None:
 
 
 def start(folder: Path, argv: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``argv`` in ``folder`` and wait until its child and its daemon run, and were seen."""
+    """Start ``argv`` in ``folder`` and wait until its child and its daemon run."""
     process = subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True)
     files = [folder / "child", folder / "daemon"]
     wait_for(lambda: all(f.exists() and f.read_text().strip() for f in files), "it started")
-    time.sleep(2.0)  # the watcher looks once a second
     return process
 
 
@@ -85,7 +84,7 @@ def test_a_killed_guard_leaves_nothing(folder: Path) -> None:
 
 
 def test_a_killed_process_group_leaves_nothing(folder: Path) -> None:
-    """kill -9 of the whole group spares the watcher, which ends the daemons."""
+    """kill -9 of the whole group spares the keeper, which ends the daemons."""
     guard = start(folder, [*GUARD, "sh", "-c", WORK.format(then="wait")])
     os.killpg(guard.pid, signal.SIGKILL)
     guard.wait(10)
@@ -115,24 +114,26 @@ def test_a_killed_make_takes_its_run_along(folder: Path) -> None:
     assert_all_end(folder)
 
 
+def test_a_killed_keeper_leaves_nothing(folder: Path) -> None:
+    """kill -9 of the process between head and command: the head ends everything."""
+    guard = start(folder, [*GUARD, "sh", "-c", "echo $PPID >keeper;" + WORK.format(then="wait")])
+    os.kill(pid_in(folder / "keeper"), signal.SIGKILL)
+
+    assert guard.wait(20) == 137
+    assert_all_end(folder)
+
+
 def test_what_two_kills_left_ends_with_the_next_run(folder: Path) -> None:
-    """Guard and watcher both killed: the next run ends what carries their mark."""
-    work = "echo $PPID >guard; sleep 300 & echo $! >child; echo $! >daemon; wait"
-    guard = start(folder, [*GUARD, "setsid", "sh", "-c", work])
-    stopped = [pid for pid in children(guard.pid) if pid != pid_in(folder / "child")]
-    for pid in stopped:
-        if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
-    guard.kill()
+    """Head and keeper both killed: the next run ends what carries their mark."""
+    work = "echo $PPID >keeper; sleep 300 & echo $! >child; echo $! >daemon; wait"
+    guard = start(folder, [*GUARD, "sh", "-c", work])
+    for pid in (guard.pid, pid_in(folder / "keeper")):
+        os.kill(pid, signal.SIGSTOP)  # neither may act on the other's death
+    for pid in (pid_in(folder / "keeper"), guard.pid):
+        os.kill(pid, signal.SIGKILL)
     guard.wait(10)
     assert is_alive(pid_in(folder / "child"))
 
     subprocess.run([*GUARD, "true"], cwd=folder, timeout=30, check=True)
 
     assert not is_alive(pid_in(folder / "child"))
-
-
-def children(pid: int) -> list[int]:
-    """Return the direct children of a process."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(word) for word in found]
