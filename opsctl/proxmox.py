@@ -69,6 +69,8 @@ def _advise_login(who: str) -> str:
 
 
 def _advise_privileges(text: str, who: str) -> str:
+    if "root@pam" in text:
+        return "only root@pam itself may, logged in with its password: no token, no other user"
     found = FORBIDDEN.search(text)
     if found is None or not who:
         return "see docs/proxmox.md for the privileges that opsctl needs, and on which paths"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WARNINGS = re.compile(r"WARNINGS: (\d+)$")
 BUSY_TASK = "task-busy"
+NODE_WORK_S = 120.0  # of the node itself around a container's shutdown
 BUSY_TRIES = 3  # a task that got no lock has waited 10 s for it by itself
 
 
@@ -51,6 +52,30 @@ class Container:
         answer: dict[str, Any] = self.api.call("GET", f"{self._path}/config", {"current": 1})
         return answer
 
+    def pending(self) -> list[str]:
+        """Return the settings that a running container takes only at its next start."""
+        rows = self.api.call("GET", f"{self._path}/pending") or []
+        return [str(row["key"]) for row in rows if "pending" in row or row.get("delete")]
+
+    def configure(self, settings: dict[str, str], digest: str | None) -> None:
+        """Set settings of the configuration that has this digest.
+
+        Raises:
+            SafetyRefusal: locked, or changed meanwhile; PveError: another no.
+        """
+        wanted = {**settings, **({"digest": digest} if digest else {})}
+        try:
+            self._order("PUT", f"{self._path}/config", wanted)
+        except PveError as error:
+            if "modified configuration" not in error.text:
+                raise
+            raise SafetyRefusal(
+                f"container {self.vmid} on {self.node}: its configuration was changed meanwhile",
+                next_step="look at what changes it, then run this again",
+                code="changed-meanwhile",
+                subject=str(self.vmid),
+            ) from error
+
     def act(
         self,
         verb: str,
@@ -77,6 +102,49 @@ class Container:
                     raise
             if on_progress is not None:
                 on_progress(f"container {self.vmid} is busy with another task; {verb} again")
+
+    def shut_down(
+        self,
+        timeout_s: int,
+        *,
+        force: bool = False,
+        limit_s: float | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> tuple[TaskResult, bool]:
+        """Let the container's own init end it; returns the task, and whether it had to be stopped.
+
+        Args:
+            timeout_s: what the container may take; the node waits up to twice as long for its end.
+            force: stop it at once when it has not ended by then. Without it nothing is killed.
+            limit_s: how long the whole is waited for.
+
+        Raises:
+            CheckFailed: it did not end in time, and runs on.
+        """
+        left_s = 2 * timeout_s + NODE_WORK_S if limit_s is None else limit_s
+        given = {"timeout": timeout_s, "forceStop": 0}
+        try:
+            done = self.act("shutdown", params=given, timeout_s=left_s, on_progress=on_progress)
+        except CheckFailed as error:
+            if error.code != "task-failed" or self.status().get("status") != "running":
+                raise
+            if not force:
+                raise self._did_not_end(timeout_s, error) from error
+            return self.act("stop", timeout_s=left_s, on_progress=on_progress), True
+        return done, False
+
+    def _did_not_end(self, timeout_s: int, error: CheckFailed) -> CheckFailed:
+        if "did not stop" not in error.message:
+            return error
+        vmid = self.vmid
+        return CheckFailed(
+            f"container {vmid} on {self.node} did not shut down within {timeout_s} s; it still runs, and "
+            "nothing was killed",
+            next_step=f"its init ignores the request, or waits for a process: opsctl ct exec {vmid} -- "
+            f"ps -ef; then give it longer (--timeout), or pull its plug: opsctl ct stop {vmid}",
+            code="did-not-shut-down",
+            subject=str(vmid),
+        )
 
     def _order(self, method: str, path: str, params: dict[str, Any] | None = None) -> Any:
         """Send an order, which starts a task; through pvesh its end can come as the answer.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +14,12 @@ from opsctl.cli.ct_exec import exec_
 from opsctl.cli.ct_fix import fix_devices
 from opsctl.cli.ct_snapshot import rollback, snapshot
 from opsctl.cli.ct_target import Target, open_target, target_options, task_findings
-from opsctl.errors import CheckFailed
+from opsctl.domain.container import forced_finding
+from opsctl.errors import CheckFailed, OpsctlError
 from opsctl.output import Document, Finding
+
+if TYPE_CHECKING:
+    from opsctl.proxmox_container import Container, TaskResult
 
 
 @click.group("ct")
@@ -137,7 +142,7 @@ def start(app: App, target: str, node: str | None) -> int:
     Example:
       opsctl ct start glm5 --yes
     """
-    return _change(app, target, node, "start", "running", {}, 180.0)
+    return _change(app, target, node, Change("start", "running"))
 
 
 @command("stop", changes=True)
@@ -149,58 +154,101 @@ def stop(app: App, target: str, node: str | None) -> int:
     Example:
       opsctl ct stop 129 --dry-run
     """
-    return _change(app, target, node, "stop", "stopped", {}, 180.0)
+    return _change(app, target, node, Change("stop", "stopped"))
 
 
-_timeout = click.option(
-    "--timeout",
-    type=click.IntRange(min=1),
-    default=60,
-    show_default=True,
-    metavar="S",
-    help="Seconds that the container's own shutdown may take; then the command fails, nothing is killed.",
-)
+def _ending(function: Any) -> Any:
+    """Declare --timeout and --force."""
+    function = click.option(
+        "--force",
+        is_flag=True,
+        help="Stop it at once, as `ct stop` does, when it has not shut down by then.",
+    )(function)
+    return click.option(
+        "--timeout",
+        type=click.IntRange(min=1),
+        default=60,
+        show_default=True,
+        metavar="S",
+        help="Seconds that the container's own shutdown may take; then the command fails and it runs on.",
+    )(function)
 
 
 @command("shutdown", changes=True)
 @target_options
-@_timeout
-def shutdown(app: App, target: str, node: str | None, timeout: int) -> int:
+@_ending
+def shutdown(app: App, target: str, node: str | None, timeout: int, force: bool) -> int:
     """Shut a container down cleanly; what does not end in time is left running and told (exit 20).
 
     \b
     Example:
       opsctl ct shutdown glm5 --timeout 120
     """
-    given = {"timeout": timeout, "forceStop": 0}
-    return _change(app, target, node, "shutdown", "stopped", given, timeout + 120.0)
+    return _change(app, target, node, Change("shutdown", "stopped", timeout, force))
 
 
 @command("reboot", changes=True)
 @target_options
-@_timeout
-def reboot(app: App, target: str, node: str | None, timeout: int) -> int:
-    """Shut a container down and start it again, with its configuration of now.
+@_ending
+def reboot(app: App, target: str, node: str | None, timeout: int, force: bool) -> int:
+    """Shut a container down cleanly and start it again, with its configuration of now.
+
+    Two tasks of the node, a shutdown and a start: Proxmox's own reboot kills what is not down in time.
+    What does not end in time is left running and told (exit 20).
 
     \b
     Example:
       opsctl ct reboot 129 --yes
     """
-    return _change(app, target, node, "reboot", "running", {"timeout": timeout}, timeout + 240.0)
+    return _change(app, target, node, Change("reboot", "running", timeout, force))
 
 
 _DONE = {"start": "started", "stop": "stopped", "shutdown": "shut-down", "reboot": "rebooted"}
 
 
-def _change(
-    app: App,
-    word: str,
-    node: str | None,
-    verb: str,
-    wanted: str,
-    given: dict[str, Any],
-    timeout_s: float,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to become of a container: the verb, the state that ends it, how patiently."""
+
+    verb: str
+    wanted: str
+    timeout_s: int = 60
+    force: bool = False
+
+    @property
+    def ends_cleanly(self) -> bool:
+        return self.verb in ("shutdown", "reboot")
+
+    def plan(self, name: str, state: Any) -> list[str]:
+        lines = [f"{self.verb} {name}, which is {state} now"]
+        if self.ends_cleanly:
+            then = "stop it at once" if self.force else "leave it running and say so"
+            lines.append(f"if it has not shut down after {self.timeout_s} s, {then}")
+        return lines
+
+    def act(self, container: Container) -> tuple[TaskResult, list[Finding]]:
+        """Do it and wait for the node's tasks; what was forced is told."""
+        findings: list[Finding] = []
+        if self.ends_cleanly:
+            result, forced = container.shut_down(self.timeout_s, force=self.force)
+            if forced:
+                findings.append(forced_finding(container.vmid, self.timeout_s))
+        if self.verb == "reboot":
+            result = self._start_again(container)
+        elif self.verb != "shutdown":
+            result = container.act(self.verb)
+        return result, findings
+
+    def _start_again(self, container: Container) -> TaskResult:
+        try:
+            return container.act("start")
+        except OpsctlError as error:
+            error.message = f"it was shut down, and did not start again: {error.message}"
+            raise
+
+
+def _change(app: App, word: str, node: str | None, change: Change) -> int:
+    verb, wanted = change.verb, change.wanted
     with open_target(app, word, node) as target:
         before = target.container.status()
         state = before.get("status")
@@ -217,14 +265,15 @@ def _change(
             )
         target.refuse_locked(before)
         if app.dry_run:
-            plan = [f"{verb} {target.name}, which is {state} now"]
+            plan = change.plan(target.name, state)
             document = Document(f"ct {verb}", "planned", data={**data, "plan": plan})
             return emit(app, document, lambda: "\n".join(plan))
         findings = target.hold_ports(verb) if state == "running" else []
         app.confirm(f"{verb} {target.name}?")
         begun = time.monotonic()
-        with target.ticking(f"{verb} of {target.name}"):
-            result = target.container.act(verb, params=given, timeout_s=timeout_s)
+        then = f"; if it is stopped then: opsctl ct start {word}" if verb == "reboot" else ""
+        with target.ticking(f"{verb} of {target.name}", then):
+            result, told = change.act(target.container)
             after = target.container.status()
         data |= {"after": after.get("status"), "task": result.upid}
         data["seconds"] = round(time.monotonic() - begun, 3)
@@ -235,7 +284,7 @@ def _change(
                 code="not-as-wanted",
                 subject=str(target.place.vmid),
             )
-        findings += task_findings(target, result.warnings, result.log_tail)
+        findings += [*told, *task_findings(target, result.warnings, result.log_tail)]
         document = Document(f"ct {verb}", _DONE[verb], findings=findings, data=data)
         text = f"{target.name}: {_DONE[verb]} in {data['seconds']:.1f} s, seen {wanted}"
         return emit(app, document, lambda: text)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.ct_target import Target, open_target, target_options
-from opsctl.errors import AgentError, SafetyRefusal
+from opsctl.errors import SafetyRefusal, TransportError
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
     from opsctl.domain.passthrough_fix import Edit
-
-REFUSALS = ("container-locked", "changed-meanwhile", "config-busy")
 
 
 @command("fix-devices", changes=True)
@@ -22,9 +20,11 @@ def fix_devices(app: App, target: str, node: str | None) -> int:
     """Add or change the lines of a container's configuration that keep its GPUs from working.
 
     A major that changed with the kernel, a missing nvidia-uvm, a device that is not passed, a mode that
-    shuts an unprivileged container's users out. The file is replaced whole, under the node's own lock,
-    after a copy was kept on the node; it is refused while the container is locked or a run is open on a
-    server in it. It takes effect with the container's next start, which is yours to choose.
+    shuts an unprivileged container's users out. devN lines are set through the API where the site logs in
+    to it as root@pam with a password: Proxmox lets nobody else, and no token. Else the file on the node is
+    replaced whole (as root, or `become: sudo`), under the node's own lock, after a copy was kept there.
+    It is refused while the container is locked or a run is open on a server in it. What a running container
+    takes only at its next start is told; that start is yours to choose.
 
     \b
     Examples:
@@ -32,20 +32,22 @@ def fix_devices(app: App, target: str, node: str | None) -> int:
       opsctl ct fix-devices glm5 --yes
 
     Exit codes: 0 nothing is left to mend in the configuration; 20 something else keeps a GPU from
-    working (it is named); 50 refused.
+    working (it is named); 30 it is not allowed to (what to do is said); 50 refused.
     """
     from opsctl.domain.passthrough_fix import apply_edits, difference, left_after, plan_edits
     from opsctl.passthrough import read_node
+    from opsctl.passthrough_config import open_configuration
 
     with open_target(app, target, node) as found:
-        vmid = found.place.vmid
-        agent = found.hosts.agent(found.place.node_host)
-        before = agent.call("ctconf.read", {"vmid": vmid}, timeout_s=15.0)
         facts = read_node(found.hosts.transport(found.place.node_host))
-        edits = plan_edits(before["text"], facts, pve_version(found))
-        after = apply_edits(before["text"], edits) if edits else before["text"]
-        left = left_after(vmid, after, facts)
-        data = {**found.base_data(), "path": before["path"], "backup": None}
+        version = pve_version(found)
+        before = open_configuration(
+            found.hosts, found.place, found.container, lambda text: plan_edits(text, facts, version)
+        )
+        edits = plan_edits(before.text, facts, version)
+        after = apply_edits(before.text, edits) if edits else before.text
+        left = left_after(found.place.vmid, after, facts)
+        data = {**found.base_data(), "path": before.path, "by": before.by, "backup": None}
         data["edits"] = [_edit_data(edit) for edit in edits]
         document = Document(
             "ct fix-devices", "nothing-to-do", 20 if left else 0, findings=left, data=data
@@ -53,27 +55,35 @@ def fix_devices(app: App, target: str, node: str | None) -> int:
         if not edits:
             text = "no line of the configuration is wrong" if left else "the configuration is right"
             return emit(app, document, lambda: f"{found.name}: {text}")
-        shown = "\n".join([f"{before['path']}:", *difference(edits)])
+        shown = "\n".join([f"{before.path}:", *difference(edits)])
         found.refuse_locked(found.container.status())
         refuse_open_run(app, found)
+        refusal = before.refusal(edits)
         if app.dry_run:
             document.outcome = "planned"
+            document.findings = [*([refusal] if refusal else []), *left]
             return emit(app, document, lambda: shown)
+        if refusal is not None:
+            raise TransportError(
+                refusal.text, next_step=refusal.next, code=refusal.code, subject=refusal.subject
+            )
         held = _hold(found)
         if not app.yes and not app.as_json:
             found.talk.say(shown)
-        app.confirm(f"write these lines into {before['path']}?")
-        data["backup"] = _replace(found, before, after)
-        document.findings = [*held, *left, *_restart_needed(found, target)]
+        way = f" through {found.container.api.name}" if before.by == "api" else ""
+        app.confirm(f"write these lines into {before.path}{way}?")
+        data["backup"] = before.write(edits, after)
+        document.findings = [*held, *left, *_restart_needed(found, target, before.by, edits)]
         document.outcome = "changed"
-        return emit(app, document, lambda: f"{shown}\nwritten; as it was: {data['backup']}")
+        kept = f"; as it was: {data['backup']}" if data["backup"] else way
+        return emit(app, document, lambda: f"{shown}\nwritten{kept}")
 
 
 def pve_version(found: Target) -> tuple[int, int] | None:
     """Return the node's Proxmox VE version, None where it does not tell."""
-    done = found.hosts.transport(found.place.node_host).run(["pveversion"], timeout_s=20.0)
-    said = re.search(r"pve-manager/(\d+)\.(\d+)", done.stdout.decode(errors="replace"))
-    return (int(said[1]), int(said[2])) if said and done.exit_code == 0 else None
+    answer = found.container.api.call("GET", "/version") or {}
+    said = re.match(r"(\d+)\.(\d+)", str(answer.get("version", "")))
+    return (int(said[1]), int(said[2])) if said else None
 
 
 def refuse_open_run(app: App, found: Target) -> None:
@@ -101,27 +111,17 @@ def _hold(found: Target) -> list[Finding]:
     return found.hold_ports("fix-devices")
 
 
-def _replace(found: Target, before: dict[str, Any], text: str) -> str:
-    request = {"vmid": found.place.vmid, "sha256": before["sha256"], "text": text}
-    agent = found.hosts.agent(found.place.node_host)
-    try:
-        return str(agent.call("ctconf.replace", request, timeout_s=30.0)["backup"])
-    except AgentError as error:
-        if error.code not in REFUSALS:
-            raise
-        raise SafetyRefusal(
-            f"{found.name}: {error.message.rpartition(': ')[2]}; nothing was written",
-            next_step="look at what changes it, then run this again",
-            code=error.code,
-            subject=str(found.place.vmid),
-        ) from error
+def _restart_needed(found: Target, word: str, by: str, edits: list[Edit]) -> list[Finding]:
+    """Tell where the running container has not got it all: the API gives it new devices at once."""
+    from opsctl.passthrough_config import still_pending
 
-
-def _restart_needed(found: Target, word: str) -> list[Finding]:
-    status = found.container.status().get("status")
-    if status != "running":
+    if found.container.status().get("status") != "running":
         return []
-    text = "it runs with the devices of its last start; the new lines count from the next one"
+    waiting = still_pending(found.container, edits) if by == "api" else []
+    if by == "api" and not waiting:
+        return []
+    which = f"{', '.join(waiting)} counts" if waiting else "the new lines count"
+    text = f"it runs with the devices of its last start; {which} from the next one"
     step = f"when its server may stop: opsctl ct reboot {word}, then opsctl ct check {word}"
     return [Finding("restart-needed", str(found.place.vmid), text, step)]
 

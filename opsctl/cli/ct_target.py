@@ -94,8 +94,8 @@ class Target:
         }
 
     @contextmanager
-    def ticking(self, text: str) -> Iterator[None]:
-        """Show ``text`` with its seconds on stderr while the block runs.
+    def ticking(self, text: str, then: str = "") -> Iterator[None]:
+        """Show ``text`` with its seconds on stderr while the block runs; ``then``: what to look for.
 
         Raises:
             Interrupted: on Ctrl-C; the node's task is not ended by it, and that is said.
@@ -106,7 +106,7 @@ class Target:
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted while waiting for: {text}; the node's task goes on without us",
-                next_step=f"look: opsctl ct status {self.word}",
+                next_step=f"look: opsctl ct status {self.word}{then}",
             ) from None
 
 

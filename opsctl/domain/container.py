@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl.output import Finding
+
 OWN_PREFIX = "opsctl-"
 DAY_S = 86400.0
 # the lock that Proxmox writes into a configuration -> the type of the task that sets it
@@ -87,6 +89,12 @@ def find_lock(why: str | None, tasks: Iterable[Mapping[str, Any]]) -> Lock | Non
         str(task.get("upid")), str(task.get("type")), user, float(task.get("starttime") or 0)
     )
     return Lock(why, holder)
+
+
+def forced_finding(vmid: int, timeout_s: int) -> Finding:
+    """Say that a container did not go by itself."""
+    text = f"it did not shut down within {timeout_s} s, and was stopped at once, as asked"
+    return Finding("container-forced", str(vmid), text)
 
 
 def is_own(snapshot: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ Sources: pve-container's parser (settings before the first ``[section]``, raw ``
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,10 @@ class Edit:
     def verb(self) -> str:
         return "add" if self.old is None else "change"
 
+    @property
+    def key(self) -> str:
+        return self.new.partition(":")[0]
+
     def lines(self) -> list[str]:
         """Return it as a difference shows it."""
         return [*([f"- {self.old}"] if self.old is not None else []), f"+ {self.new}"]
@@ -64,6 +68,26 @@ def settings_of(text: str) -> dict[str, Any]:
         elif setting:
             found[setting[1]] = setting[2]
     return {**found, **({"lxc": lxc} if lxc else {})}
+
+
+def text_of(config: Mapping[str, Any]) -> str:
+    """Return the API's ``config`` as a file's text: settings sorted, then the raw ``lxc.*`` lines."""
+    lines = [
+        f"{key}: {value}"
+        for key, value in sorted(config.items())
+        if key not in ("lxc", "description", "digest")
+    ]
+    lines += [f"{key}: {value}" for key, value in config.get("lxc") or []]
+    return "\n".join(lines) + "\n"
+
+
+def api_settings(edits: Sequence[Edit]) -> dict[str, str]:
+    """Return what of the edits the API can set: devN, as parameters."""
+    return {
+        edit.key: edit.new.partition(":")[2].strip()
+        for edit in edits
+        if re.fullmatch(r"dev\d+", edit.key)
+    }
 
 
 def lines_of(text: str) -> list[str]:

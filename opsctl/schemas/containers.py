@@ -111,6 +111,7 @@ def fix_devices() -> Schema:
         {
             **BASE,
             "path": say(TEXT, "The container's configuration on the node."),
+            "by": say(TEXT, "How it is written: api, or file (on the node)."),
             "backup": say(maybe(TEXT), "Where the configuration is as it was."),
             "edits": listing(edit),
         }

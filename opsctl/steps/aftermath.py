@@ -28,12 +28,13 @@ def container_now(ctx: StepContext) -> Finding | None:
         step = f"start it and go on: opsctl resume {ctx.run_id}"
         return Finding("container-stopped", subject, text, step)
     up_s = float(seen.get("uptime") or 0)
-    if up_s < ctx.wall() - ctx.begun_s and "container" not in _changed(ctx):
+    if up_s < ctx.wall() - ctx.begun_s and not _is_our_start(ctx, seen.get("pid")):
         text = f"{in_words(ctx)} was started anew {up_s:.0f} s ago: what ran in it is gone{locked}"
         return Finding("container-restarted", subject, text, f"go on: opsctl resume {ctx.run_id}")
     return None
 
 
-def _changed(ctx: StepContext) -> set[str]:
-    """Return the steps of this pass that changed something."""
-    return {name for name, result in ctx.results.items() if result.changed}
+def _is_our_start(ctx: StepContext, init_pid: object) -> bool:
+    """Say whether the container runs since this pass started it: its init still is that one."""
+    ours = ctx.results.get("container")
+    return ours is not None and ours.changed and ours.data.get("init_pid") == init_pid

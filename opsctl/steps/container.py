@@ -52,13 +52,15 @@ class Container:
             ctx.confirm(f"{in_words(ctx)} is stopped. Start it?")
             left_s = ctx.deadline.left(ctx.clock.now(), START_S)
             result = start(ctx, container, left_s)
+            init_pid = container.status().get("pid")
         wait_for_init(ctx, inside_of(ctx))
         findings: tuple[Finding, ...] = ()
         if result is not None and result.warnings:
             text = f"its start was done with {result.warnings} warnings"
             findings = (Finding("task-warnings", str(container.vmid), text),)
         words = f"{'started' if result else 'somebody else started'} {in_words(ctx)}"
-        data = {"vmid": container.vmid, "task": result and result.upid, "summary": words}
+        data = {"vmid": container.vmid, "task": result and result.upid, "init_pid": init_pid}
+        data["summary"] = words
         return StepResult(StepOutcome.DONE, changed=True, findings=findings, data=data)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from opsctl.domain.container import forced_finding
 from opsctl.errors import CheckFailed
 from opsctl.output import Finding
+from opsctl.proxmox_container import NODE_WORK_S
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.container import in_words, is_stopped, opened, refuse_locked
 from opsctl.steps.lock import acquire
@@ -14,8 +16,6 @@ from opsctl.steps.lock import acquire
 if TYPE_CHECKING:
     from opsctl.proxmox_container import Container, TaskResult
     from opsctl.session import ServerSession
-
-TASK_EXTRA_S = 120.0  # for the node's own work around the container's shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +78,22 @@ class ShutDownContainer:
 
     def _end(self, ctx: StepContext, container: Container) -> tuple[TaskResult, list[Finding]]:
         """Shut it down; what does not end is stopped only when that was asked for."""
+        limit_s = ctx.deadline.left(ctx.clock.now(), 2 * self.timeout_s + NODE_WORK_S)
         try:
-            return act(ctx, container, "shutdown", self.timeout_s), []
+            result, forced = container.shut_down(
+                self.timeout_s,
+                force=self.force,
+                limit_s=limit_s,
+                on_progress=ctx.reporter.progress,
+            )
         except CheckFailed as error:
-            if not self.force or error.code != "task-failed":
-                raise
-            text = f"it did not shut down within {self.timeout_s} s, and was stopped at once"
-            return act(ctx, container, "stop", 0), [
-                Finding("container-forced", str(container.vmid), text)
-            ]
-
-
-def act(ctx: StepContext, container: Container, verb: str, timeout_s: int) -> TaskResult:
-    params = {"timeout": timeout_s, "forceStop": 0} if verb == "shutdown" else {}
-    left_s = ctx.deadline.left(ctx.clock.now(), timeout_s + TASK_EXTRA_S)
-    return container.act(verb, params=params, timeout_s=left_s, on_progress=ctx.reporter.progress)
+            if error.code == "did-not-shut-down":
+                error.next_step = (
+                    f"what keeps it: opsctl ct exec {ctx.server_name} -- ps -ef; then opsctl resume "
+                    f"{ctx.run_id} asks it again; or pull its plug: opsctl ct stop {ctx.server_name}"
+                )
+            raise
+        return result, [forced_finding(container.vmid, self.timeout_s)] if forced else []
 
 
 def hold_neighbours(ctx: StepContext) -> None:

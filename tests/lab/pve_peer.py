@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.lab import api
@@ -55,6 +56,12 @@ class LabPeer:
         if self.state() != state:
             done = self.lab.pct("start" if state == "running" else "stop", "130")
             assert done.exit_code == 0, done.stderr
+
+    def set_stubborn(self) -> None:
+        """As process 1 of its namespace `sleep` gets no signal that it has no handler for."""
+        rule = "s|^entrypoint: .*|entrypoint: /usr/bin/sleep infinity|"
+        assert self.lab.on("pve1", ["/usr/bin/sed", "-i", rule, CONFIG]).exit_code == 0
+        self.set_state("running")
 
     def lock(self) -> str | None:
         lines = self.lab.on("pve1", ["/bin/cat", CONFIG]).stdout.splitlines()
@@ -126,6 +133,23 @@ class LabApiPeer(LabPeer):
         self._switch(tokens={"few@pve!t": token})
         reference = secret(self.folder, "few", "few-4410")
         return {**self._base(), "token_id": "few@pve!t", "token": reference}
+
+    def root_access(self) -> dict[str, Any]:
+        self._switch(users={"root@pam": "root-77aa"})
+        reference = secret(self.folder, "root", "root-77aa")
+        return {**self._base(), "user": "root@pam", "password": reference}
+
+    def plain_hosts(self, access: Mapping[str, Any]) -> dict[str, Any]:
+        found = self.hosts(access)
+        found["pve1"]["ssh"] = found["pve1"]["ssh"].replace("root@", "ops@")
+        return found
+
+    def set_node_devices(self, patch: pytest.MonkeyPatch) -> None:
+        """It has eight."""
+
+    def devices(self) -> dict[str, str]:
+        rows = self.lab.on("pve1", ["/bin/cat", CONFIG]).stdout.splitlines()
+        return dict(row.split(": ") for row in rows if row.startswith("dev"))
 
     def change_password(self) -> None:
         self._switch(users={api.USER: "another"})

@@ -182,3 +182,90 @@ class ApiCases:
 
         assert (code, codes(untrusted), pinned, wrong) == (30, ["tls"], 0, 30)
         assert "pve-root-ca.pem" in untrusted["findings"][0]["next"]
+
+    @pytest.mark.parametrize("state", ["stopped", "running"])
+    def test_devices_are_set_through_the_api_by_root_alone(
+        self,
+        peer: ApiPeer,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        state: str,
+    ) -> None:
+        """root@pam with its password, and no root on the node: shown, then written; twice is nothing to do.
+
+        A running container gets new devices at once; what was there before changes at its next start.
+        """
+        peer.set_node_devices(monkeypatch)
+        peer.set_state(state)
+        ct = make_ct(write_site(tmp_path, peer.plain_hosts(peer.root_access())), capsys)
+
+        planned = ct("fix-devices", "130", "--dry-run")
+        assert peer.devices() == {}
+        code, done = ct("fix-devices", "130", "--yes")
+        again = ct("fix-devices", "130", "--yes")
+
+        assert (planned[0], code) == (0, 0), (planned[1]["findings"], done["findings"])
+        edits = planned[1]["data"]["edits"]
+        assert (planned[1]["findings"], planned[1]["data"]["by"]) == ([], "api")
+        assert (done["outcome"], done["data"]["edits"]) == ("changed", edits)
+        assert peer.devices() == dict(edit["new"].split(": ") for edit in edits)
+        assert "restart-needed" not in codes(done)
+        assert again[1]["outcome"] == "nothing-to-do"
+        assert peer.state() == state
+
+    @pytest.mark.parametrize("login", ["token", "password"])
+    def test_a_login_that_may_not_set_devices_says_who_may(
+        self,
+        peer: ApiPeer,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        login: str,
+    ) -> None:
+        """Proxmox compares with the name root@pam: exit 30 with the line for root; nothing is tried."""
+        peer.set_node_devices(monkeypatch)
+        peer.set_state("stopped")
+        access = peer.access() if login == "token" else peer.password_access()
+        ct = make_ct(write_site(tmp_path, peer.plain_hosts(access)), capsys)
+
+        planned = ct("fix-devices", "130", "--dry-run")
+        code, refused = ct("fix-devices", "130", "--yes")
+
+        finding = refused["findings"][0]
+        assert (planned[0], codes(planned[1])[0]) == (0, "root-only")
+        assert planned[1]["findings"][0]["text"] == finding["text"]
+        assert (code, finding["code"], peer.devices()) == (30, "root-only", {})
+        assert access.get("token_id", access.get("user")) in finding["text"]
+        assert "pct set 130 --dev0 /dev/nvidia0,mode=0666 --dev1 " in finding["next"]
+        assert "become: sudo" in finding["next"]
+
+    def test_the_node_itself_refuses_devices_of_a_token(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """What is foreseen is so: also with every privilege on the configuration, 403 in its words."""
+        peer.set_state("stopped")
+        may = {"/vms/130": ["VM.Audit", "VM.Config.Options", "VM.Config.Disk"]}
+        with (
+            opened(tmp_path, peer, peer.set_token(may)) as container,
+            pytest.raises(PveError, match="only allowed for root@pam") as caught,
+        ):
+            container.configure({"dev0": "/dev/null,mode=0666"}, container.config()["digest"])
+
+        assert (caught.value.exit_code, caught.value.code) == (30, "pve-forbidden")
+        assert "no token, no other user" in str(caught.value.next_step)
+        assert peer.devices() == {}
+
+    def test_a_configuration_that_changed_meanwhile_is_left_alone(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """Its digest is another one: exit 50, nothing is written."""
+        with opened(tmp_path, peer, peer.root_access()) as container:
+            with pytest.raises(OpsctlError, match="changed meanwhile") as caught:
+                container.configure({"dev0": "/dev/null,mode=0666"}, "0" * 40)
+            peer.set_lock("backup")
+            with pytest.raises(OpsctlError, match="locked") as locked:
+                container.configure({"dev0": "/dev/null,mode=0666"}, None)
+
+        assert (caught.value.exit_code, locked.value.exit_code) == (50, 50)
+        assert peer.devices() == {}

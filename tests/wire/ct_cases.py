@@ -146,6 +146,36 @@ class CtCases:
         assert (code, peer.state()) == (20, "stopped")
         assert refused["findings"][0]["next"].startswith("opsctl ct start 130")
 
+    def test_a_container_that_does_not_shut_down_runs_on(self, ct: Ct, peer: Peer) -> None:
+        """A stubborn init: exit 20 for shutdown and reboot, nothing is killed; only --force ends it."""
+        peer.set_stubborn()
+
+        plan = ct("reboot", "130", "--timeout", "1", "--dry-run")[1]["data"]["plan"]
+        tried = [ct(verb, "130", "--timeout", "1", "--yes") for verb in ("shutdown", "reboot")]
+        left = peer.state()
+        code, forced = ct("shutdown", "130", "--timeout", "1", "--force", "--yes")
+
+        assert plan[1] == "if it has not shut down after 1 s, leave it running and say so"
+        for found, document in tried:
+            finding = document["findings"][0]
+            assert (found, finding["code"], finding["subject"]) == (20, "did-not-shut-down", "130")
+            assert "within 1 s; it still runs, and nothing was killed" in finding["text"]
+            assert "opsctl ct stop 130" in finding["next"]
+        assert left == "running"
+        assert (code, forced["outcome"], peer.state()) == (0, "shut-down", "stopped")
+        assert "container-forced" in codes(forced)
+
+    def test_a_container_whose_init_is_stubborn_is_rebooted_by_force(
+        self, ct: Ct, peer: Peer
+    ) -> None:
+        """It is stopped as asked, started again, and both are told."""
+        peer.set_stubborn()
+
+        code, done = ct("reboot", "130", "--timeout", "1", "--force", "--yes")
+
+        assert (code, done["outcome"], peer.state()) == (0, "rebooted", "running")
+        assert "container-forced" in codes(done)
+
     def test_snapshots_are_taken_and_only_own_ones_pruned(self, ct: Ct, peer: Peer) -> None:
         """keep 2: the oldest of ours goes after the new one is there; the operator's own stays."""
         for age, name in enumerate(["opsctl-c", "opsctl-b", "mine"], 1):

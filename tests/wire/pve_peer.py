@@ -11,6 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import pytest
+
+from opsctl.domain.passthrough import DeviceNode, NodeFacts
 from tests.wire.fake_node import TOKEN, TOKEN_ID
 
 Acl = Mapping[str, Sequence[str]]  # path -> privileges
@@ -30,6 +33,9 @@ class Peer(Protocol):
     def state(self) -> str: ...
 
     def set_state(self, state: str) -> None: ...
+
+    def set_stubborn(self) -> None:
+        """Let it run with an init that ignores the request to shut down."""
 
     def lock(self) -> str | None: ...
 
@@ -61,6 +67,18 @@ class ApiPeer(Peer, Protocol):
 
     def password_access(self) -> dict[str, Any]:
         """Return the ``proxmox`` block of a login with a password."""
+
+    def root_access(self) -> dict[str, Any]:
+        """Return the ``proxmox`` block of root@pam with its password."""
+
+    def plain_hosts(self, access: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the site's hosts, where the node's user is not root."""
+
+    def set_node_devices(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the node have GPUs, if it has none."""
+
+    def devices(self) -> dict[str, str]:
+        """Return the devN settings of the container, those at its next start included."""
 
     def change_password(self) -> None: ...
 
@@ -125,6 +143,9 @@ class FakePeer:
     def set_state(self, state: str) -> None:
         self.fake.status = state
 
+    def set_stubborn(self) -> None:
+        self.fake.status, self.fake.shutdown_secs = "running", 500
+
     def lock(self) -> str | None:
         return None if self.fake.lock is None else str(self.fake.lock)
 
@@ -186,6 +207,23 @@ class FakePeer:
     def password_access(self) -> dict[str, Any]:
         reference = secret(self.folder, "password", "password-3c1d")
         return {**self._base(), "user": "ops@pve", "password": reference}
+
+    def root_access(self) -> dict[str, Any]:
+        reference = secret(self.folder, "root", self.pve.password)
+        return {**self._base(), "user": "root@pam", "password": reference}
+
+    def plain_hosts(self, access: Mapping[str, Any]) -> dict[str, Any]:
+        return self.hosts(access)  # there is no /etc/pve on this machine
+
+    def set_node_devices(self, patch: pytest.MonkeyPatch) -> None:
+        names = {"0": (195, 0), "1": (195, 1), "ctl": (195, 255), "-uvm": (511, 0)}
+        devices = tuple(DeviceNode(f"/dev/nvidia{name}", number) for name, number in names.items())
+        facts = NodeFacts({"nvidia": 195, "nvidia-uvm": 511}, devices, "580.95.05")
+        patch.setattr("opsctl.passthrough.read_node", lambda _: facts)
+
+    def devices(self) -> dict[str, str]:
+        known = {**self.fake.config, **self.fake.pending}
+        return {key: value for key, value in known.items() if key.startswith("dev")}
 
     def change_password(self) -> None:
         self.pve.users["ops@pve"] = "another"

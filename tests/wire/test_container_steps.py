@@ -16,7 +16,7 @@ from opsctl.session import open_session
 from opsctl.site import load_site
 from opsctl.steps import container
 from opsctl.steps.aftermath import container_now
-from opsctl.steps.base import MonotonicClock, StepContext, StepOutcome
+from opsctl.steps.base import MonotonicClock, StepContext, StepOutcome, StepResult
 from opsctl.steps.container_shutdown import ShutDownContainer
 from opsctl.steps.snapshot import Snapshot
 from tests.wire.fake_node import fake_node
@@ -168,9 +168,11 @@ def test_one_that_does_not_end_is_stopped_only_when_that_was_asked_for(
     """Without ``force`` it runs on and the step fails; with it, it is stopped, and that is told."""
     peer.fake.shutdown_secs = 500
 
-    with pytest.raises(CheckFailed, match="did not stop"):
+    with pytest.raises(CheckFailed, match="it still runs, and nothing was killed") as caught:
         ShutDownContainer(timeout_s=1).run(ctx)
     assert peer.state() == "running"
+    assert (caught.value.exit_code, caught.value.code) == (20, "did-not-shut-down")
+    assert "opsctl resume 20261129-101112-ab12" in str(caught.value.next_step)
     done = ShutDownContainer(timeout_s=1, force=True).run(ctx)
 
     assert (done.outcome, codes(done), peer.state()) == (
@@ -233,3 +235,20 @@ def test_a_container_that_ran_all_along_explains_nothing(ctx: StepContext, peer:
     peer.fake.started_at = time.time() - 3600
 
     assert container_now(ctx) is None
+
+
+def test_our_own_start_is_no_restart_and_one_after_it_is(ctx: StepContext, peer: FakePeer) -> None:
+    """The init that this run started still runs, or it is another one."""
+    ctx.begun_s = time.time() - 60
+    peer.set_state("running")
+    peer.fake.started_at, peer.fake.pid = time.time(), 4711
+    ours = StepResult(StepOutcome.DONE, changed=True, data={"init_pid": 4711})
+    ctx.results["container"] = ours
+
+    quiet = container_now(ctx)
+    peer.fake.pid = 4712
+    told = container_now(ctx)
+
+    assert quiet is None
+    assert told is not None
+    assert told.code == "container-restarted"

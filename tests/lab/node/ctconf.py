@@ -1,5 +1,6 @@
 """Read and write Proxmox container configurations, and turn one into LXC's. Runs on the node."""
 
+import hashlib
 import os
 import re
 import stat
@@ -15,6 +16,7 @@ class Config:
         self.lxc = []  # (key, value)
         self.description = ""
         self.snapshots = {}  # name -> Config
+        self.pending = {}  # what a running container takes at its next start
 
 
 def parse(text):
@@ -27,7 +29,10 @@ def parse(text):
         setting = re.match(r"([a-z][a-z_]*\d*):\s*(.+?)\s*$", line)
         if not line.strip():
             continue
-        if section:
+        if section and section.group(1) == "pve:pending":
+            config = Config()
+            root.pending = config.settings
+        elif section:
             config = root.snapshots.setdefault(section.group(1), Config())
         elif line.startswith("#"):
             config.description += line[1:] + "\n"
@@ -45,6 +50,9 @@ def dump(config):
     lines = ["#" + line for line in config.description.splitlines()]
     lines += ["{}: {}".format(*item) for item in sorted(config.settings.items())]
     lines += ["{}: {}".format(*item) for item in config.lxc]
+    if config.pending:
+        lines += ["", "[pve:pending]"]
+        lines += ["{}: {}".format(*item) for item in sorted(config.pending.items())]
     for name in sorted(config.snapshots):
         lines += ["", f"[{name}]", dump(config.snapshots[name]).rstrip("\n")]
     return "\n".join(lines) + "\n"
@@ -55,11 +63,18 @@ def path_of(vmid):
     return f"{CONFIG_DIR}/{vmid}.conf"
 
 
+def digest(vmid):
+    """Return the hash that the API gives and takes, so that nobody writes over somebody else's change."""
+    with open(path_of(vmid), "rb") as file:
+        return hashlib.sha1(file.read()).hexdigest()
+
+
 def write(vmid, config):
     """Replace the configuration in one piece."""
     path = path_of(vmid)
     with open(path + ".tmp", "w") as file:
         file.write(dump(config))
+    os.chmod(path + ".tmp", 0o640)  # as /etc/pve shows each file: others cannot read it
     os.replace(path + ".tmp", path)
 
 
@@ -141,6 +156,12 @@ def _network_lines(vmid, number, value):
     if "ip" in value and value["ip"] not in ("dhcp", "manual"):
         lines.append(prefix + "ipv4.address = {}".format(value["ip"]))
     return lines
+
+
+def device_of(value):
+    """Return the path that a devN value names."""
+    words = properties(value)
+    return words.get("") or words["path"]
 
 
 def _device_lines(value):

@@ -4,6 +4,7 @@ import os
 import re
 import time
 
+import ctconf
 import pve
 import switches
 import tasks
@@ -29,7 +30,7 @@ class Root:
         return True
 
     def held(self):
-        return {"/": ["Sys.Audit", "VM.Audit", "VM.PowerMgmt", "VM.Snapshot"]}
+        return {"/": ["Sys.Audit", "VM.Audit", "VM.Config.Options", "VM.PowerMgmt", "VM.Snapshot"]}
 
     def run_task(self, kind, vmid, argv):
         task = tasks.begin(kind, vmid, self.user)
@@ -90,14 +91,60 @@ def status_current(_caller, match, _options):
     return shown
 
 
-def get_config(_caller, match, _options):
+def get_config(_caller, match, options):
     config = pve.load(match["vmid"])
     shown = dict(config.settings)
+    if options.get("current") != "1":
+        shown.update(config.pending)
     if config.lxc:
         shown["lxc"] = [list(item) for item in config.lxc]
     if config.description:
         shown["description"] = config.description
+    shown["digest"] = ctconf.digest(match["vmid"])
     return shown
+
+
+def get_pending(_caller, match, _options):
+    config = pve.load(match["vmid"])
+    rows = []
+    for key in sorted({*config.settings, *config.pending}):
+        row = {"key": key}
+        if key in config.settings:
+            row["value"] = config.settings[key]
+        if key in config.pending:
+            row["pending"] = config.pending[key]
+        rows.append(row)
+    return rows
+
+
+def set_config(caller, match, options):
+    """Set devN settings (no others are offered): at once where it is stopped, by hotplug where it runs."""
+    vmid, options = match["vmid"], dict(options)
+    digest = options.pop("digest", None)
+    if not options:
+        raise Die("no options specified")
+    for key, value in options.items():
+        if not re.fullmatch(r"dev\d+", key):
+            text = "property is not defined in schema and the schema does not allow additional properties"
+            raise Refused(400, f"Parameter verification failed.\n{key}: {text}")
+        if caller.user != "root@pam":
+            why = "configuring device passthrough is only allowed for root@pam"
+            raise Refused(403, f"Permission check failed ({why})")
+        if not os.path.exists(ctconf.device_of(value)):
+            raise Die(f"Device {ctconf.device_of(value)} does not exist")
+    with pve.config_lock(vmid):
+        config = pve.load(vmid)
+        pve.refuse_locked(config)
+        if digest and digest != ctconf.digest(vmid):
+            raise Die("detected modified configuration - file changed by other user? Try again.")
+        for key, value in options.items():
+            if pve.is_running(vmid) and key in config.settings:
+                config.pending[key] = value
+                continue
+            if pve.is_running(vmid):
+                pve.hotplug(vmid, value)
+            config.settings[key] = value
+        ctconf.write(vmid, config)
 
 
 def list_snapshots(_caller, match, _options):
@@ -180,6 +227,7 @@ def need(caller, path, *privileges):
 CT = rf"/nodes/(?:{pve.NODE}|localhost)/lxc/(?P<vmid>\d+)"
 NODE = rf"/nodes/(?:{pve.NODE}|localhost)"
 TASK = NODE + r"/tasks/(?P<upid>UPID:[^/]+)"
+EDIT = tuple(f"VM.Config.{what}" for what in ("Disk", "CPU", "Memory", "Network", "Options"))
 AUDIT, POWER, SNAPSHOT = ("VM.Audit",), ("VM.PowerMgmt",), ("VM.Snapshot",)
 BACK = ("VM.Snapshot", "VM.Snapshot.Rollback")
 # verb of pvesh, path, function, what it takes on /vms/VMID
@@ -192,6 +240,8 @@ ROUTES = [
     ("get", TASK + r"/log", task_log, None),
     ("get", CT + r"/status/current", status_current, AUDIT),
     ("get", CT + r"/config", get_config, AUDIT),
+    ("get", CT + r"/pending", get_pending, AUDIT),
+    ("set", CT + r"/config", set_config, EDIT),
     ("get", CT + r"/feature", get_feature, AUDIT),
     ("get", CT + r"/snapshot", list_snapshots, AUDIT),
     ("create", CT + r"/status/(?P<verb>start|stop|shutdown|reboot)", change_status, POWER),

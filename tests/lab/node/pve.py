@@ -79,6 +79,10 @@ def start(vmid, config):
     folder = f"/var/lib/lxc/{vmid}"
     os.makedirs(folder, exist_ok=True)
     os.makedirs("/run/pve", exist_ok=True)
+    if config.pending:
+        config.settings.update(config.pending)
+        config.pending = {}
+        ctconf.write(vmid, config)
     try:
         text = ctconf.lxc_config(vmid, config)
     except FileNotFoundError as error:
@@ -96,6 +100,20 @@ def start(vmid, config):
             break
         time.sleep(0.05)
     raise Die(f"startup for container '{vmid}' failed")
+
+
+def hotplug(vmid, value):
+    """Give a running container a device, as Proxmox VE does since 9.0."""
+    path = ctconf.device_of(value)
+    info = os.stat(path)
+    inside = f"/proc/{init_pid(vmid)}/root{path}"
+    if not os.path.exists(inside):
+        os.mknod(inside, info.st_mode, info.st_rdev)
+    os.chmod(inside, int(ctconf.properties(value).get("mode", "0660"), 8))
+    rule = f"c {os.major(info.st_rdev)}:{os.minor(info.st_rdev)} rw"
+    # a node that is itself a container can pass on only what it was given
+    allow = ["lxc-cgroup", "-n", vmid, "devices.allow", rule]
+    subprocess.run(allow, stderr=subprocess.DEVNULL, timeout=20, check=False)
 
 
 def mount(vmid):
