@@ -89,8 +89,8 @@ class ShutDownContainer:
         except CheckFailed as error:
             if error.code == "did-not-shut-down":
                 error.next_step = (
-                    f"what keeps it: opsctl ct exec {ctx.server_name} -- ps -ef; then opsctl resume "
-                    f"{ctx.run_id} asks it again; or pull its plug: opsctl ct stop {ctx.server_name}"
+                    f"what keeps it: opsctl ct exec {ctx.server_name} -- ps -ef; then ask it again: opsctl "
+                    f"resume {ctx.run_id}; or pull its plug: opsctl ct stop {ctx.server_name}"
                 )
             raise
         return result, [forced_finding(container.vmid, self.timeout_s)] if forced else []
