@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import load_peers
 from benchmarks.measure import Figure
 from opsctl.domain.report import percentile
 
@@ -114,8 +115,8 @@ def first_request_s() -> float:
 
 def measure_all(
     concurrency: int = CONCURRENCY, requests: int = 512, tokens: int = 100, repeats: int = 3
-) -> dict[str, Result]:
-    """Return each client's median result, all against one server."""
+) -> tuple[dict[str, Result], list[load_peers.Cost]]:
+    """Return each client's median result, and what tokens cost whole tools, all against one server."""
     peers = [name for name in ("aiohttp", "httpx") if importlib.util.find_spec(name)]
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.truth_server", *map(str, (TTFT_MS, ITL_MS, tokens))],
@@ -125,7 +126,7 @@ def measure_all(
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        return {
+        clients = {
             name: median(
                 [run_client(name, port, concurrency, requests, tokens) for _ in range(repeats)]
                 if name != "httpx"
@@ -135,6 +136,10 @@ def measure_all(
             )
             for name in ("ours", *peers)
         }
+        tools = [
+            load_peers.measure(peer, port, concurrency, tokens, _truth) for peer in load_peers.PEERS
+        ]
+        return clients, tools
     finally:
         server.kill()
         server.wait()
@@ -142,7 +147,7 @@ def measure_all(
 
 def run() -> Iterator[Figure]:
     """Yield the promised figures; the peers' numbers stand beside them."""
-    found = measure_all()
+    found, tools = measure_all()
     mine = found["ours"]
     for key, limit in LIMITS.items():
         others = [f"{name} {getattr(r, key):.1f}" for name, r in found.items() if name != "ours"]
@@ -154,6 +159,14 @@ def run() -> Iterator[Figure]:
         if name != "ours":
             label = f"smoke client: CPU per token against {name}"
             yield Figure(label, mine.cpu, result.cpu, 1.0, "ms", "of 1,000 tokens")
+    for tool in tools:
+        if tool.cpu_ms is not None:
+            label = f"smoke client: CPU per token against {tool.name}"
+            note = f"of 1,000 tokens; it had {tool.peak} of {CONCURRENCY} in flight"
+            yield Figure(label, mine.cpu, tool.cpu_ms, 1.0, "ms", note)
+    left_out = {**{tool.name: tool.why for tool in tools if tool.why}, **load_peers.LEFT_OUT}
+    for name, why in left_out.items():
+        print(f"smoke client: {name} is left out: {why}", flush=True)
     missing = CONCURRENCY - mine.peak
     yield Figure("smoke client: requests missing in flight", missing, None, 0, "", "none may miss")
     start = statistics.median(first_request_s() for _ in range(3))

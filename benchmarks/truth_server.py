@@ -109,6 +109,8 @@ class Server:
             status = b"200 OK"
             body = json.dumps([self.ttft, self.gaps, self.peak]).encode()
             self.forget()
+        elif b" /v1/models " in head or b" /health" in head:  # some tools ask first
+            status, body = b"200 OK", b'{"object":"list","data":[{"id":"m","object":"model"}]}'
         answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
         made = self.sockets[number]
         made.setblocking(True)

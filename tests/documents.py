@@ -6,6 +6,8 @@ A block that holds commands says above itself what a test does with it::
     <!-- run: wire, exit 20 -->   the last command ends with 20
     <!-- run: wire, output -->    and the transcript's lines are what it prints (``...`` is anything)
     <!-- run: lab -->             on the lab's control machine, with its Proxmox node and container 129
+    <!-- run: incident, exits 50 0 -->   on real SGLang there (tests/lab/test_readme_incident.py): the exit
+                                  code of each command, and the lines in their order, numbers aside
     <!-- no run: REASON -->       it is parsed, and not executed
 
 """
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND_LANGUAGES = ("console", "sh", "bash")
 MARK = re.compile(r"^\s*<!-- (run|no run): (.*?) -->\s*$")
 FENCE = re.compile(r"^(\s*)(```+)\s*([\w+-]*)(.*)$")
-PLACES = ("wire", "lab")
+PLACES = ("wire", "lab", "incident")
 OPERATORS = ("|", ">", ">>", "2>", "<", "&&", "||", ";", "&")
 
 

@@ -202,6 +202,27 @@ def test_systemd_runs_in_the_container_and_units_can_be_started(lab: Lab) -> Non
     assert lab.on("pve1", start).exit_code == 3
 
 
+def test_a_bare_interpreter_runs_the_checkouts_opsctl_on_a_tidy_site(lab: Lab) -> None:
+    """As the README says it: no activation, nothing installed; one screen without a complaint, exit 0."""
+    bare = "/usr/bin/python3"
+    if not os.path.exists(bare):
+        pytest.skip("the system has no Python of its own")
+    checked = subprocess.run([bare, "-c", "import click"], capture_output=True)
+    if checked.returncode != 0 and not (CHECKOUT / ".venv" / "bin" / "python").exists():
+        pytest.skip("no .venv here (make demo makes it), and the system's Python has no click")
+    names = {f"OPSCTL_LAB{end}" for end in ("", "_DIR", "_CACHE")}
+    env = {"PATH": "/usr/bin:/bin", **{n: v for n, v in os.environ.items() if n in names}}
+
+    done = subprocess.run(
+        [bare, "-m", "tests.lab", "run", "--", "opsctl", "status"],
+        cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "glm5: stopped" in done.stdout
+    assert "standin: stopped" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["opsctl.yaml", "corners.yaml"])
 def test_the_site_files_are_good(lab: Lab, name: str) -> None:
     """opsctl reads both, and every server has eight GPUs to expect."""
