@@ -84,6 +84,11 @@ class Selection:
         return frozenset(member.pid for member in self.members)
 
     @property
+    def outsiders(self) -> tuple[Judged, ...]:
+        """Return who is left alone."""
+        return (*self.foreign, *self.protected)
+
+    @property
     def roots(self) -> tuple[Judged, ...]:
         return tuple(member for member in self.members if member.is_root)
 

@@ -31,6 +31,7 @@ from opsctl.domain.protection import (
     owner_fits,
     owner_of,
     protections,
+    unit_of,
 )
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process, ProcessDetail
@@ -75,7 +76,7 @@ class _Judge:
     )  # fit, but serve in another network namespace
     spared: dict[int, str] = field(
         default_factory=dict
-    )  # the server's children by tree, not by kind
+    )  # of the server's session, with scripts apart
     roots: frozenset[int] = frozenset()
 
     def selection(self) -> Selection:
@@ -188,28 +189,34 @@ class _Judge:
     def _family(self, pid: int) -> list[Process]:
         """Return everything below ``pid``; without what a shell had begun before it became the server.
 
-        ``train.py & exec python -m sglang.launch_server`` makes a stranger the server's child. What opsctl
-        launched itself has no such past.
+        ``train.py & exec python -m sglang.launch_server`` makes a stranger the server's child, and SGLang
+        kills its children as it ends: a doubt. What opsctl launched itself has no such past.
         """
         if self._is_known_launch(pid) or pid not in self.lines:
             return self.table.descendants(pid)
         found: list[Process] = []
         for child in self.table.children.get(pid, ()):
-            if not self._is_spared(child):
+            script = self._script_of_its_own(child, pid)
+            if script is None:
                 found += [child, *self.table.descendants(child.pid)]
+            elif self._eligible(child):
+                text = f"{script} runs on its own below the server's pid {pid}, which ends what is below it"
+                self._doubt(child, text)
         return found
 
     def _is_known_launch(self, pid: int) -> bool:
         process = self.table.by_pid[pid]
         return self.server.is_recorded(process) or in_unit(self.server, process)
 
-    def _is_spared(self, process: Process) -> bool:
-        """Say whether a process runs a script of its own, and remember it."""
-        script = own_script(process.argv)
-        if script is None or self.server.command is not None or process.pid in self.lines:
-            return False
-        self.spared[process.pid] = script
-        return True
+    def _script_of_its_own(self, process: Process, root: int) -> str | None:
+        """Return the script by which a process is known to be a program apart from the server's, or None.
+
+        In a service, a container's or systemd's, all is part of it.
+        """
+        unit = unit_of(process.cgroup)
+        if process.pid in self.lines or (unit and unit == unit_of(self.table.by_pid[root].cgroup)):
+            return None
+        return None if self.server.command is not None else own_script(process.argv)
 
     def _add_sessions(self, direct: frozenset[int]) -> None:
         leaders = {pid for pid in direct if self.table.by_pid[pid].session == pid}
@@ -217,12 +224,16 @@ class _Judge:
             inside = process.session in leaders and process.pid not in self.proven
             if not inside or process.pid in self.lines or not self._eligible(process):
                 continue
-            known = self._is_known_launch(process.session)
-            if known or not (self._is_spared(process) or self._is_below_spared(process)):
-                self.proven[process.pid] = f"in the session of the server's pid {process.session}"
+            leader = process.session
+            if self._is_known_launch(leader) or not self._is_apart(process, leader):
+                self.proven[process.pid] = f"in the session of the server's pid {leader}"
 
-    def _is_below_spared(self, process: Process) -> bool:
-        return any(parent.pid in self.spared for parent in self.table.ancestors(process.pid))
+    def _is_apart(self, process: Process, root: int) -> bool:
+        family = [process, *self.table.ancestors(process.pid)]
+        inside = [one for one in family if one.session == root and one.pid != root]
+        apart = {one.pid: self._script_of_its_own(one, root) for one in inside}
+        self.spared.update({pid: script for pid, script in apart.items() if script})
+        return any(apart.values())
 
     def _claimed_by_other(self, pid: int) -> ServerIdentity | None:
         process, line = self.table.by_pid[pid], self.lines.get(pid)
@@ -372,7 +383,7 @@ class _Judge:
             return self._judged(pid, ProcessClass.PROTECTED, place)
         reason = describe(process)
         if pid in self.spared:
-            reason = f"a program of its own ({self.spared[pid]}), though below the server: {reason}"
+            reason = f"a program of its own ({self.spared[pid]}), though in the server's session: {reason}"
         if not owner_fits(process, self.view, self.server.user):
             reason = f"{owner_of(process)}'s: {reason}"
         if pid not in self.spared and not any(hold.pid == pid for hold in self.holders):

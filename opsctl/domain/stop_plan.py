@@ -131,6 +131,8 @@ def plan_stop(
 def _doubt_step(doubt: Ambiguity) -> str:
     if doubt.is_protected:
         return "it is never signalled: stop the container, or the service that it belongs to"
+    if "on its own below the server" in doubt.reason:
+        return f"wait for it to end; or, if it may end with the server: --evict {doubt.pid}"
     if "the site does not say so" in doubt.reason:
         return "if it is this server, add its `user:` to the server's entry in the site file"
     return (

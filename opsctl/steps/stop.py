@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from opsctl.domain.process import Judged, ProcessClass, Selection, masked
+from opsctl.domain.process import Judged, ProcessClass, masked
 from opsctl.domain.protection import unit_of
 from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
 from opsctl.domain.stop_words import plan_lines
@@ -82,6 +82,7 @@ class StopServer:
     def run(self, ctx: StepContext) -> StepResult:
         drained = self._drain(ctx)
         picture, plan = self._fresh(ctx)
+        others = {one.pid: one for one in plan.left_alone}
         rows: dict[int, tuple[Judged, Outcome]] = {}
         findings = [*drained, *plan.findings]
         timing = Timing(None, None)
@@ -113,7 +114,8 @@ class StopServer:
             poll.processes_are_gone(self._memory_timeout_s(ctx) if all_gone else GLANCE_S)
         ctx.live[PICTURE_KEY] = (ctx.clock.now(), picture)
         ctx.live[LAST_EXIT_KEY] = timing.last_heard_s
-        result = self._result(picture.selection, rows, findings, timing, came_back)
+        others |= {one.pid: one for one in picture.selection.outsiders}
+        result = self._result(others.values(), rows, findings, timing, came_back)
         machine = getattr(ctx.session, "machine", None)
         return replace(result, data={**result.data, **(machine.to_json() if machine else {})})
 
@@ -191,7 +193,7 @@ class StopServer:
 
     def _result(
         self,
-        selection: Selection,
+        others: Iterable[Judged],
         rows: Mapping[int, tuple[Judged, Outcome]],
         findings: list[Finding],
         timing: Timing,
@@ -202,7 +204,7 @@ class StopServer:
             "processes": [process_data(judged, outcome) for judged, outcome in rows.values()]
             + [
                 process_data(judged, Outcome.UNTOUCHED)
-                for judged in (*selection.foreign, *selection.protected)
+                for judged in others
                 if judged.pid not in rows
             ],
             "first_signal_s": timing.first_signal_s,

@@ -373,8 +373,8 @@ def test_who_listens_on_our_port_is_named() -> None:
     assert [judged.pid for judged in result.port_holders] == [7000]
 
 
-def test_what_a_shell_had_begun_before_it_became_the_server_lives() -> None:
-    """`python train.py & exec python -m sglang.launch_server`: its children by tree, not by kind."""
+def test_what_a_shell_had_begun_before_it_became_the_server_is_a_doubt() -> None:
+    """`train.py & exec python -m sglang.launch_server`: SGLang would end its child; its session lives on."""
     own = [
         proc(4300, 4200, "python3 train.py --lr 1", session=4200),
         proc(4301, 4300, "python3 -c from_multiprocessing", session=4200),
@@ -392,11 +392,21 @@ def test_what_a_shell_had_begun_before_it_became_the_server_lives() -> None:
     root = proc(4200, 1, LAUNCH)
     result = chosen(system(root, *own, *helpers))
     assert result.pids == {4200, 4400, 4401, 4402, 4403}
-    assert {judged.pid for judged in result.foreign} == {4300, 4302, 4303}
-    assert "train.py" in result.foreign[0].reason
+    assert [doubt.pid for doubt in result.ambiguous] == [4300, 4302]
+    assert "train.py" in result.ambiguous[0].reason
+    assert [judged.pid for judged in result.foreign] == [4303]
 
     recorded = server(recorded=(root.identity,))  # launched by opsctl: it was never a shell
     assert chosen(system(root, *own, *helpers), server=recorded).pids > {4300, 4302}
+
+
+def test_what_runs_in_the_server_s_service_is_part_of_it() -> None:
+    """A unit whose script begins an exporter and becomes the server ends as a whole."""
+    cgroup = "/system.slice/sglang.service"
+    root = proc(4200, 1, LAUNCH, cgroup=cgroup)
+    exporter = proc(4300, 4200, "python3 exporter.py", cgroup=cgroup, session=4200)
+    result = chosen(system(root, exporter))
+    assert (result.pids, result.ambiguous) == ({4200, 4300}, ())
 
 
 HERE, BLUE = "net:[1]", "net:[2]"
