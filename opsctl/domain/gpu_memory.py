@@ -19,6 +19,7 @@ from opsctl.domain.gpu import (
 from opsctl.facts import Gpu, GpuRead, GpuReport
 from opsctl.output import Finding
 
+UNSEEN = "not visible from here"  # a holder that the process table did not show when it was read
 _REPORT_TROUBLE: dict[str, tuple[str, str]] = {
     "no-library": (
         "libnvidia-ml.so.1 was not found",
@@ -139,7 +140,7 @@ def _views(gpu: Gpu, classes: Mapping[int, tuple[str, str]] | None) -> tuple[Hol
         if classes is None:
             kind, label = None, ""
         else:
-            kind, label = classes.get(process.pid, ("foreign", "not visible from here"))
+            kind, label = classes.get(process.pid, ("foreign", UNSEEN))
         views.append(HolderView(holder, kind, label))
     return tuple(views)
 

@@ -221,6 +221,8 @@ def other_place(process: Process, table: Table, view: View) -> str | None:
     if view.container is not None:
         if theirs == view.container and len(process.ns_pids) <= 2:
             return None
+        if theirs == view.container:
+            return f"runs in a pid namespace of its own inside container {theirs}"
         return f"runs in container {theirs}" if theirs else "runs outside the server's container"
     mine = container_of(own.cgroup) if own else None
     if theirs != mine:

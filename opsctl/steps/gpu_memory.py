@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, GpuVerdict, MemoryVerdict
 from opsctl.domain.gpu_health import learn_baselines
-from opsctl.domain.gpu_memory import judge_memory
+from opsctl.domain.gpu_memory import UNSEEN, judge_memory
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
@@ -51,6 +51,10 @@ class ProveGpuMemory:
             poll.shorten(self._timeout_s(ctx))
         before = poll.first
         verdict = poll.wait()
+        if any(view.label == UNSEEN for card in verdict.gpus for view in card.holders):
+            verdict = judge_of(ctx, picture_of(ctx))(
+                poll.report
+            )  # it came after the plan: what is it?
         learned = learn(ctx, poll.report, verdict, poll.stays)
         data = memory_data(verdict, before, poll.free_after_s)
         data["proven_after_exit_s"] = _since(ctx.live.pop(LAST_EXIT_KEY, None), poll.proven_at_s)

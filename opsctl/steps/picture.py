@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
+from opsctl.domain.gpu_memory import UNSEEN
 from opsctl.domain.process import Judged, ProcessClass, Selection, candidates, describe
 from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, container_of, program_of
 from opsctl.domain.selection import select
@@ -220,7 +221,7 @@ def _with_unseen(
     foreign = list(chosen.foreign)
     for holder in unseen:
         there = gpu_table.by_pid.get(holder.pid) if gpu_table else None
-        words = describe(there) if there else "not visible from here"
+        words = describe(there) if there else UNSEEN
         daemon = PROTECTED_PROGRAMS.get(program_of(there)) if there else None
         kind = ProcessClass.FOREIGN
         if holder.kind == "G" or daemon:
