@@ -25,8 +25,10 @@ def probe(app: App, server: str, timeout: float) -> int:
     """Compute on each GPU of SERVER with the server's own interpreter and torch, in a child.
 
     Allocates 64 MiB, multiplies two matrices of small integers (the CPU's product must be met
-    exactly), and copies between neighbours. Finds the card that answers NVML and does not compute.
-    Exit 0: all compute; 20: one does not; 21: not measured (no torch, no CUDA, no GPU).
+    exactly), and copies between neighbours, in the server's own environment. Finds the card that
+    answers NVML and does not compute.
+    Exit 0: all compute; 20: one does not; 21: not measured (no torch, CUDA, GPU, or
+    no room on it).
 
     \b
     Example:
@@ -51,7 +53,8 @@ def probe(app: App, server: str, timeout: float) -> int:
     with open_target(app, server) as cards:
         uuids, report_findings = cards.uuids, cards.judge(cards.report).findings
     with open_session(site, server) as session:
-        run = ComputeProbe(session.agent, [entry.python], uuids, timeout, entry.cwd)
+        env = {name: value for name, value in entry.env.items() if isinstance(value, str)}
+        run = ComputeProbe(session.agent, [entry.python], uuids, timeout, entry.cwd, env)
         found = run.run()
     findings = [*report_findings, *compute_findings(found, run.copies)]
     code = exit_code_of(found, run.copies)

@@ -9,6 +9,8 @@ from typing import Any
 
 from opsctl.output import Finding
 
+FULL = "there is no room on it for the probe"
+
 
 class Compute(StrEnum):
     """How one GPU did."""
@@ -61,10 +63,8 @@ def read_turn(uuids: Sequence[str], reply: Mapping[str, Any]) -> Turn:
             copies.append((event["copy"][0], event["copy"][1], event["error"]))
             doing = {}
         elif "ok" in event:
-            state = Compute.OK if event["ok"] else Compute.FAILED
             index = event["index"]
-            seconds = round(event["seconds"], 3)
-            cards[index] = Card(uuids[index], state, event["error"], seconds)
+            cards[index] = _card(uuids[index], event)
             doing = {}
         elif event.get("done"):
             done = True
@@ -80,6 +80,17 @@ def read_turn(uuids: Sequence[str], reply: Mapping[str, Any]) -> Turn:
     state = Compute.HUNG if reply["ended"] == "hung" else Compute.CRASHED
     cards[culprit] = Card(uuids[culprit], state, how)
     return Turn(cards, tuple(copies), culprit, None)
+
+
+def _card(uuid: str, event: Mapping[str, Any]) -> Card:
+    """Return what one card's lines say; a full card is no bad one."""
+    seconds = round(event["seconds"], 3)
+    if event["ok"]:
+        return Card(uuid, Compute.OK, event["error"], seconds)
+    if "out of memory" in event["error"].lower():
+        text = f"{FULL}: {event['error']}"
+        return Card(uuid, Compute.NOT_MEASURED, text, seconds)
+    return Card(uuid, Compute.FAILED, event["error"], seconds)
 
 
 def _ending(reply: Mapping[str, Any]) -> str:
@@ -109,6 +120,8 @@ def compute_findings(
     for card in cards:
         if card.state is Compute.NOT_MEASURED:
             step = "see the reason above, then probe again"
+            if card.detail.startswith(FULL):
+                step = "stop what holds its memory (opsctl gpu status), then probe again"
             found.append(Finding("not-measured", card.uuid, card.detail, step))
         elif card.state is not Compute.OK:
             text = f"answers NVML and does not compute ({card.state.value}): {card.detail}"

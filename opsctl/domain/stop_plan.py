@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePosixPath
 
+from opsctl.domain.launch_line import is_python
 from opsctl.domain.process import Ambiguity, Judged, ProcessClass, Selection, describe
 from opsctl.domain.protection import (
     Table,
@@ -214,20 +216,24 @@ def _restart_loops(
         parent = table.by_pid.get(root.process.ppid)
         if parent is None or unit in units:
             continue
-        step = _SUPERVISORS.get(program_of(parent)) or _script_supervisor(parent)
+        step = how_to_end(parent)
         if step:
             text = f"its parent, pid {parent.pid} ({describe(parent)}), may start it again"
             findings.append(Finding("restart-loop", str(root.pid), text, step))
     return findings
 
 
-def _script_supervisor(parent: Process) -> str | None:
-    """A shell with a script of its own (``bash run.sh``) may be a loop; an interactive one is not."""
+def how_to_end(parent: Process) -> str | None:
+    """Return how a program that starts its children again is told not to; None: it is not known for that.
+
+    A shell with a script of its own (``bash run.sh``) may be a loop; an interactive one is not.
+    """
     if program_of(parent) in ("bash", "sh", "dash") and len(parent.argv) > 1:
         return "look at that script; stop it first if it loops"
-    if program_of(parent) == "supervisord" or "supervisord" in " ".join(parent.argv[1:2]):
-        return _SUPERVISORS["supervisord"]
-    return None
+    names = {program_of(parent)}
+    if parent.argv and is_python(parent.argv[0]):  # supervisord and circusd are programs in Python
+        names |= {PurePosixPath(word).name.rpartition(".")[2] for word in parent.argv[1:3]}
+    return next((step for name, step in _SUPERVISORS.items() if name in names), None)
 
 
 def _listeners(selection: Selection) -> list[Finding]:

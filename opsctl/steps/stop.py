@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from opsctl.domain.process import Judged, ProcessClass, masked
-from opsctl.domain.protection import unit_of
-from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, plan_stop
+from opsctl.domain.process import Judged, ProcessClass, describe, masked
+from opsctl.domain.protection import Table, unit_of
+from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, how_to_end, plan_stop
 from opsctl.domain.stop_words import plan_lines
 from opsctl.errors import SafetyRefusal
 from opsctl.facts import ProcessId
@@ -107,7 +107,7 @@ class StopServer:
             plan = self._plan(ctx, picture, evict=())
             came_back = [root for root in plan.roots if is_new_server(root, rows)]
             if came_back:
-                findings.append(_came_back(came_back))
+                findings.append(_came_back(came_back[0], picture.table))
                 break
         if poll is not None:
             all_gone = all(outcome.is_gone for _, outcome in rows.values()) and not came_back
@@ -270,14 +270,17 @@ def is_new_server(root: Judged, rows: Mapping[int, tuple[Judged, Outcome]]) -> b
     return root.process.identity not in known and root.process.identity.start_ticks > youngest
 
 
-def _came_back(roots: list[Judged]) -> Finding:
-    root = roots[0]
-    parent = root.process.ppid if root.process else None
+def _came_back(root: Judged, table: Table) -> Finding:
+    parent = table.by_pid.get(root.process.ppid) if root.process else None
+    by, step = "", None
+    if parent is not None:
+        by, step = f", by pid {parent.pid} ({describe(parent)})", how_to_end(parent)
     return Finding(
         "restart-loop",
         str(root.pid),
-        f"the server was started again while it was stopped: pid {root.pid}, by pid {parent}",
-        "stop what starts it (a unit with Restart=, a supervisor, a script), then run this again",
+        f"the server was started again while it was stopped: pid {root.pid}{by}",
+        (step or "stop what starts it (a unit with Restart=, a supervisor, a script)")
+        + ", then run this again",
     )
 
 

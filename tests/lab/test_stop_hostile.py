@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.lab import gpus
 from tests.lab.fixture import Lab
 from tests.lab.stopping import (
+    MODEL,
     alive,
     cleared,
     codes,
@@ -128,3 +131,63 @@ def test_an_mps_server_s_memory_is_no_one_s_free_memory(
 
 def _holders(lab: Lab, state: Path) -> Any:
     return opsctl(lab, state, "gpu", "status", "plain")[1]["data"]
+
+
+def test_what_may_not_be_signalled_is_its_own_outcome(host: Lab, tmp_path: Path) -> None:
+    """Logged in without root, the server is root's: told, alive, and never called stopped."""
+    root = serve(host, "pve1", 30005, *SMALL)
+    site = yaml.safe_load(host.site_file.read_text())
+    plain = {key: value for key, value in site["hosts"]["pve1-ops"].items() if key != "become"}
+    entry = {"host": "plain", "port": 30005, "user": "root", "python": "/opt/sglang/bin/python"}
+    path = tmp_path / "site.yaml"
+    path.write_text(
+        yaml.safe_dump({"hosts": {"plain": plain}, "servers": {"s": {**entry, "model": MODEL}}})
+    )
+
+    words = ("stop", "s", "--yes", "--grace", "1", "--timeout", "1", "--site", str(path))
+    code, done = opsctl(host, tmp_path, *words)
+
+    assert code == 20, done["findings"]
+    assert done["outcome"] == "not-stopped"
+    assert set(outcomes(done).values()) == {"denied"}
+    assert "denied" in codes(done)
+    assert alive(host, "pve1", root, *titled_of(host, "pve1", root))
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "finding"),
+    [
+        (("process-memory-unavailable",), 20, "held"),
+        (("process-memory-unavailable", "memory-unavailable"), 21, "memory-unknown"),
+        (("mig", "memory-unavailable"), 20, "held"),
+    ],
+    ids=["holder", "nothing told", "instance"],
+)
+def test_a_holder_whose_memory_is_not_told_is_never_free(
+    host: Lab, tmp_path: Path, faults: tuple[str, ...], code: int, finding: str
+) -> None:
+    """NVML lists a process without its memory, says nothing of the card, or only of its MIG instances."""
+    with host.holding("pve1", 2, 2048):
+        for fault in faults:
+            gpus.set_fault(host.gpu_dir("pve1"), fault, 2)
+        found, document = opsctl(host, tmp_path, "gpu", "verify", "node1")
+    assert (found, finding in codes(document)) == (code, True), document["findings"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "value", "refused"),
+    [("recovery", "reboot", True), ("remap-failed", None, True), ("hot", "97", False)],
+)
+def test_a_card_that_is_not_fit_refuses_the_next_launch_before_the_stop(
+    host: Lab, tmp_path: Path, fault: str, value: str | None, refused: bool
+) -> None:
+    """A reboot asked for, a failed remap: the running server keeps its pid; heat alone only warns."""
+    root = serve(host, "ct129", 30000, *SMALL)
+    gpus.set_fault(host.gpu_dir("pve1"), fault, 2, value)
+
+    words = ("restart", "glm5", "--dry-run" if not refused else "--yes", "--no-smoke")
+    code, document = opsctl(host, tmp_path, *words, timeout_s=120)
+
+    said = codes(document) & {"recovery-action", "remap-failed", "thermal"}
+    assert (code != 0, len(said)) == (refused, 1), document["findings"]
+    assert alive(host, "ct129", root)

@@ -249,3 +249,22 @@ def test_a_server_whose_first_thread_has_ended_is_whole(port: int, tmp_path: Pat
         rows = {row["pid"]: row["outcome"] for row in result.data["processes"]}
         assert rows[pid] in ("terminated", "killed")
         assert not Path(f"/proc/{pid}/task").exists() or len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+def test_supervisord_starts_it_again_and_is_named(port: int, tmp_path: Path) -> None:
+    """autorestart=true: the plan says so before, the stop sees the new one, and nobody claims `stopped`."""
+    config = tmp_path / "supervisord.conf"
+    config.write_text(
+        f"[supervisord]\nnodaemon=true\nlogfile=/dev/null\nlogfile_maxbytes=0\npidfile={tmp_path}/pid\n"
+        f"[program:glm5]\ncommand={' '.join(server_argv(port))}\nautorestart=true\nstartsecs=0\n"
+    )
+    argv = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
+    with beside(argv, port) as daemon:
+        result = stop(port, tmp_path)
+        loops = [finding for finding in result.findings if finding.code == "restart-loop"]
+        assert any("supervisorctl stop" in finding.next for finding in loops), result.findings
+        assert is_alive(daemon)
+        if result.exit_code == 0:  # it has not started the next one yet, which was foretold
+            assert "may start it again" in loops[0].text
+        else:
+            assert any("was started again" in finding.text for finding in loops)

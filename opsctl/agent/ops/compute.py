@@ -41,6 +41,7 @@ count = torch.cuda.device_count() if device == "cuda" else wanted["count"]
 tell(count=count)
 def ready(where):
     if device == "cuda": torch.cuda.synchronize(where)
+bad = set()
 for i in wanted["indices"]:
     if i >= count: continue
     tell(doing="compute", index=i)
@@ -57,11 +58,13 @@ for i in wanted["indices"]:
         text = "" if allocated and not wrong else (
             "memory does not hold what was written" if not allocated else
             "%d of %d products are wrong" % (wrong, n * n))
+        if text: bad.add(i)
         tell(index=i, ok=not text, error=text, seconds=time.monotonic() - began)
     except BaseException as error:
+        bad.add(i)
         tell(index=i, ok=False, error="%s: %s" % (type(error).__name__, str(error)[:300]),
              seconds=time.monotonic() - began)
-good = [i for i in wanted["peers"] if i < count]
+good = [i for i in wanted["peers"] if i < count and i not in bad]
 for one, other in zip(good, good[1:] + good[:1]):
     if one == other: break
     tell(doing="copy", index=one, to=other)
