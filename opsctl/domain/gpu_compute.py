@@ -121,7 +121,7 @@ def compute_findings(
         if card.state is Compute.NOT_MEASURED:
             step = "see the reason above, then probe again"
             if card.detail.startswith(FULL):
-                step = "stop what holds its memory (opsctl gpu status), then probe again"
+                step = "stop what holds its memory, then probe again"
             found.append(Finding("not-measured", card.uuid, card.detail, step))
         elif card.state is not Compute.OK:
             text = f"answers NVML and does not compute ({card.state.value}): {card.detail}"
