@@ -23,6 +23,7 @@ CHANGE_TIMEOUT_S = (
 )
 BUSY = re.compile(r"got timeout|can't lock file|no quorum|got no worker upid", re.IGNORECASE)
 LOCKED = re.compile(r"(?:CT|VM) is locked(?: \((?P<why>[\w-]+)\))?")
+NO_CONFIG = re.compile(r"Configuration file '\S*' does not exist")
 FORBIDDEN = re.compile(r"Permission check failed \((?P<path>/\S*), (?P<privileges>[\w.|]+)\)")
 # the proxy on one node could not reach the other; nothing of the call has happened
 NODE_AWAY = frozenset({502, 503, 504, 595, 596, 597, 598, 599})
@@ -36,6 +37,8 @@ class PveError(OpsctlError):
 
     def __init__(self, status: int, text: str, *, subject: str, who: str = "") -> None:
         said = f"{who} is not allowed: {text}" if status == 403 and who else text
+        if status == 401 and who and who not in text:
+            said = f"the login of {who} was refused: {text}"
         super().__init__(f"{subject}: {said}", next_step=advise(status, text, who), subject=subject)
         self.status = status
         self.text = text
@@ -52,6 +55,8 @@ def advise(status: int, text: str, who: str = "") -> str | None:
         return _advise_privileges(text, who)
     if LOCKED.search(text):
         return "wait for the task that holds the lock (`opsctl ct status SERVER`); opsctl never clears a lock"
+    if NO_CONFIG.search(text):
+        return "list the node's containers: pct list; it may have been migrated to another node"
     if "quorum" in text:
         return "the cluster cannot write its configuration now: pvecm status, on the node"
     if BUSY.search(text):
@@ -205,9 +210,12 @@ class HttpsApi:
             text = f"the login of {self._who} was refused"
             raise PveError(401, text, subject=self.name, who=self._who) from None
         except requests.exceptions.SSLError as error:
+            step = "name the node's CA (/etc/pve/pve-root-ca.pem) as ca_file, or its fingerprint"
+            if self._fingerprint:
+                step = "compare with the node's own: pvenode cert info; correct the fingerprint if they agree"
             raise TransportError(
                 f"{self.name}: the certificate is not trusted ({self._clean(_root(error))})",
-                next_step="name the node's CA (/etc/pve/pve-root-ca.pem) as ca_file, or its fingerprint",
+                next_step=step,
                 code="tls",
                 subject=self.name,
             ) from None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WARNINGS = re.compile(r"WARNINGS: (\d+)$")
 BUSY_TASK = "task-busy"
+LOG_PAGE, LOG_LINES = 500, 20_000
 NODE_WORK_S = 120.0  # of the node itself around a container's shutdown
 BUSY_TRIES = 3  # a task that got no lock has waited 10 s for it by itself
 
@@ -267,9 +268,22 @@ class Container:
                 on_progress(f"{state.get('type', 'task')} of container {self.vmid} is running")
             sleep(0.3)
 
+    def _log_tail(self, upid: str) -> tuple[str, ...]:
+        """Return the last lines of a task's log; the API gives a log from its beginning."""
+        path = f"/nodes/{self.node}/tasks/{upid}/log"
+        tail: list[str] = []
+        for start in range(0, LOG_LINES, LOG_PAGE):
+            rows = self.api.call("GET", path, {"start": start, "limit": LOG_PAGE}) or []
+            lines = [str(row.get("t", "")) for row in rows]
+            if start and lines == ["no content"]:
+                break  # the API's words for nothing behind the last page
+            tail = [*tail, *lines][-10:]
+            if len(lines) < LOG_PAGE:
+                break
+        return tuple(tail)
+
     def _ended(self, upid: str, exitstatus: str) -> TaskResult:
-        lines = self.api.call("GET", f"/nodes/{self.node}/tasks/{upid}/log", {"limit": 500}) or []
-        tail = tuple(str(line.get("t", "")) for line in lines)[-10:]
+        tail = self._log_tail(upid)
         if exitstatus == "OK":
             return TaskResult(upid, 0, tail)
         warned = WARNINGS.match(exitstatus)
@@ -277,10 +291,12 @@ class Container:
             return TaskResult(upid, int(warned[1]), tail)
         if LOCKED.search(exitstatus):
             raise self._locked(exitstatus)
-        text = "\n    ".join(line for line in tail if line) or "the task left no log"
+        told = (exitstatus, f"TASK ERROR: {exitstatus}")
+        lines = ["its log ends with:", *(line for line in tail if line and line not in told)]
+        text = "\n    ".join(lines) if len(lines) > 1 else "its log says no more"
         raise CheckFailed(
             f"container {self.vmid}: the task failed: {exitstatus or 'no exit status'}\n    {text}",
-            next_step=advise(500, exitstatus),
+            next_step=advise(500, exitstatus) or f"on the node: pvenode task log {upid}",
             code=BUSY_TASK if BUSY.search(exitstatus) else "task-failed",
             subject=upid,
         )

@@ -26,6 +26,7 @@ class Given:
         default_factory=dict
     )  # --site, --state; not what a variable says
     server: str | None = None
+    node: str | None = None  # --node, of the `ct` commands alone
 
 
 _given = Given()
@@ -34,7 +35,7 @@ _given = Given()
 def forget() -> None:
     """Begin a command line: nothing is given yet."""
     _given.options = {}
-    _given.server = None
+    _given.server = _given.node = None
 
 
 def take(context: click.Context) -> None:
@@ -47,11 +48,12 @@ def take(context: click.Context) -> None:
     _given.options = said
     named = next((context.params[n] for n in NAMES if context.params.get(n)), None)
     _given.server = named if isinstance(named, str) else None
+    _given.node = context.params.get("node")
 
 
 def runnable(text: str) -> str:
     """Return ``text`` with each ``opsctl COMMAND`` in it as it has to be typed here."""
-    if "opsctl " not in text or not (_given.options or _given.server):
+    if "opsctl " not in text or not (_given.options or _given.server or _given.node):
         return text
     return _pattern().sub(_complete, text)
 
@@ -77,7 +79,15 @@ def _complete(found: re.Match[str]) -> str:
     said = text.rstrip(". '")
     more = [
         f" {word} {shlex.quote(value)}"
-        for word, value in _given.options.items()
+        for word, value in _options(text).items()
         if not re.search(rf"{word}\b", said)
     ]
-    return "".join([said, *more, text[len(said) :]])
+    ours, dashes, theirs = said.partition(" -- ")  # what follows belongs to the program that is run
+    return "".join([ours, *more, dashes, theirs, text[len(said) :]])
+
+
+def _options(text: str) -> dict[str, str]:
+    """Return what a command must say that stands in ``text``."""
+    if _given.node and text.startswith("opsctl ct "):
+        return {"--node": _given.node, **_given.options}
+    return _given.options

@@ -156,6 +156,28 @@ def test_only_ok_and_warnings_count_as_done(exitstatus: str, warnings: int | Non
         assert Container(Ended(), "pve1", 129).wait("UPID:x").warnings == warnings
 
 
+@pytest.mark.parametrize("count", [3, 500, 1203])
+def test_the_end_of_a_long_log_is_told(count: int) -> None:
+    """The API gives a log from its beginning, a page at a time, and has words for nothing more."""
+    log = [{"n": number, "t": f"line {number}"} for number in range(1, count + 1)]
+
+    class Long:
+        name = "long"
+
+        def call(self, method: str, path: str, params: dict[str, Any] | None = None) -> Any:
+            if path.endswith("/status"):
+                return {"status": "stopped", "exitstatus": "broken pipe"}
+            assert params is not None
+            page = log[params["start"] : params["start"] + params["limit"]]
+            return page or [{"n": count, "t": "no content"}]
+
+    with pytest.raises(CheckFailed, match="failed: broken pipe") as caught:
+        Container(Long(), "pve1", 129).wait("UPID:x")
+
+    assert caught.value.message.splitlines()[-1].strip() == f"line {count}"
+    assert caught.value.next_step == "on the node: pvenode task log UPID:x"
+
+
 class Scripted:
     """A transport that answers pvesh from a list."""
 

@@ -74,7 +74,9 @@ def task_status(caller, match, _options):
 def task_log(caller, match, options):
     lines = _own_task(caller, match).get("log", ["no content"])
     numbered = [{"n": number, "t": line} for number, line in enumerate(lines, 1)]
-    return numbered[: int(options.get("limit", 50))]
+    start = int(options.get("start", 0))
+    nothing = [{"n": len(numbered), "t": "no content"}]
+    return numbered[start : start + int(options.get("limit", 50))] or nothing
 
 
 def status_current(_caller, match, _options):

@@ -90,6 +90,20 @@ def test_next_steps_keep_the_site_the_state_and_the_server(
     )
 
 
+def test_next_steps_of_a_container_keep_its_node(tmp_path: Path) -> None:
+    """Before the words that belong to the program in the container; other commands have no --node."""
+    site = tmp_path / "opsctl.yaml"
+    site.write_text("hosts: {here: {local: true}}\nservers: {}\n")
+
+    run(["ct", "status", "130", "--node", "pve1", "--site", str(site)])
+
+    options = f"--node pve1 --site {site}"
+    assert given.runnable("opsctl ct exec 130 -- ps -ef; then") == (
+        f"opsctl ct exec 130 {options} -- ps -ef; then"
+    )
+    assert given.runnable("`opsctl status`") == f"`opsctl status --site {site}`"
+
+
 def test_next_steps_stay_as_they_are_without_such_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
