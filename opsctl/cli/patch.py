@@ -104,7 +104,7 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
 @click.argument("server")
 @ids_argument
 @click.option(
-    "--all-files", is_flag=True, help="Compare every file of the package with its RECORD."
+    "--all-files", is_flag=True, help="Compare every installed file of the package with its RECORD."
 )
 @patches_option
 def status(

@@ -45,6 +45,11 @@ def sha(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
+def record_digest(content: bytes) -> str:
+    """Return a hash as a wheel's RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
 def install(site: Path, version: str = "1.0") -> Path:
     """Install the package as pip would, and return its folder."""
     root = site / "demo"
@@ -53,11 +58,13 @@ def install(site: Path, version: str = "1.0") -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        record.append(f"demo/{name},sha256={hashed},{len(content)}")
+        record.append(f"demo/{name},sha256={record_digest(content)},{len(content)}")
     info = site / f"demo-{version}.dist-info"
     info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: demo\nVersion: {version}\n")
+    about = f"Metadata-Version: 2.1\nName: demo\nVersion: {version}\n".encode()
+    (info / "METADATA").write_bytes(about)
+    record.append(f"{info.name}/METADATA,sha256={record_digest(about)},{len(about)}")
+    record.append("../../../bin/demo,sha256=rewritten,1")
     (info / "RECORD").write_text("\n".join([*record, f"demo-{version}.dist-info/RECORD,,"]) + "\n")
     return root
 

@@ -7,9 +7,11 @@ import errno
 import fcntl
 import os
 import py_compile
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -215,6 +217,7 @@ def test_a_second_apply_is_told_who_holds_the_package(root: Path, state: Path) -
     assert snapshot(root) == before
 
 
+CALLS = ("replace", "fsync", "unlink", "link", "mkdir", "write", "rmdir", "open", "symlink")
 KILLED = """
     import os, signal, sys
     sys.path.insert(0, {repo!r})
@@ -232,7 +235,7 @@ KILLED = """
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
         setattr(os, name, call)
-    for name in ("replace", "fsync", "unlink", "link", "mkdir", "write", "rmdir", "open", "symlink"):
+    for name in {calls!r}:
         counted(name)
     root, state = Path({root!r}), Path({state!r})
     files = site.two_changes() if {forward} else site.back()
@@ -246,13 +249,78 @@ def run_and_kill(root: Path, state: Path, at: int, forward: bool) -> bool:
     """Apply in a child that is killed before its n-th call into the file system; True when it completed."""
     repo = str(Path(__file__).parents[2])
     code = textwrap.dedent(KILLED).format(
-        repo=repo, at=at, root=str(root), state=str(state), forward=forward
+        repo=repo, at=at, root=str(root), state=str(state), forward=forward, calls=CALLS
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == 0
+
+
+def killed_at(call: int, act: Callable[[], object]) -> None:
+    """Do it in a child that is killed before its n-th call into the file system, if it makes that many."""
+    child = os.fork()
+    if child == 0:  # never returns into pytest
+        left = call
+
+        def counted(name: str) -> None:
+            real = getattr(os, name)
+
+            def count(*args: object, **more: object) -> object:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **more)
+
+            setattr(os, name, count)
+
+        try:
+            for name in CALLS:
+                counted(name)
+            act()
+        except Refused:
+            os._exit(0)  # not what it expected to find: it changed nothing
+        except BaseException:  # noqa: BLE001
+            os._exit(3)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kills=st.lists(
+        st.tuples(st.sampled_from(["apply", "revert", "look"]), st.integers(1, 90)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_kills_in_any_order_leave_old_or_new(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[str, int]]
+) -> None:
+    """Applies, reverts and the looks that mend them, each killed somewhere: the last look says old or new."""
+    folder = tmp_path_factory.mktemp("kills")
+    root, state = install(folder / "site"), folder / "state"
+    old = snapshot(root)
+    there = request(root, state, patch_site.two_changes())
+    back = request(root, state, patch_site.back(), action="revert")
+    look = {"root": str(root), "state_dir": str(state), "files": {}}
+    patch.apply(there, Context())
+    new = snapshot(root)
+    patch.apply(back, Context())
+
+    acts: dict[str, Callable[[], object]] = {
+        "apply": lambda: patch.apply(there, Context()),
+        "revert": lambda: patch.apply(back, Context()),
+        "look": lambda: patch.look(look, Context()),
+    }
+    for act, call in kills:
+        killed_at(call, acts[act])
+    patch.look(look, Context())
+
+    assert snapshot(root) in (old, new)
 
 
 @pytest.mark.slow
@@ -283,6 +351,21 @@ def test_a_kill_at_any_point_leaves_old_or_new_after_the_next_look(
     assert outcomes["old"] > 10
     assert outcomes["new"] >= 1
     assert completed
+
+
+def test_a_stale_plan_is_refused_before_anything_is_written(root: Path, state: Path) -> None:
+    """What a second apply planned before the first one committed: no journal may speak of it.
+
+    Killed after its journal, it could not be taken back: the files are not as the journal says they were.
+    """
+    patch.apply(request(root, state, patch_site.two_changes()), Context())
+    before = snapshot(root), sorted(state.rglob("*"))
+
+    with pytest.raises(Refused) as refused:
+        patch.apply(request(root, state, patch_site.two_changes()), Context())
+
+    assert refused.value.kind == "changed-meanwhile"
+    assert (snapshot(root), sorted(state.rglob("*"))) == before
 
 
 def test_a_kill_between_two_renames_is_undone_by_the_next_look(root: Path, state: Path) -> None:
@@ -339,7 +422,7 @@ def test_look_reports_hash_content_and_what_the_wheel_shipped(root: Path, state:
     assert files["core.py"]["shipped"] == files["core.py"]["sha256"]
     assert patch_record.unpack(files["args.py"]["content"]) == b"FLAGS = []\r\n"
     assert files["gone.py"]["sha256"] is None
-    assert seen["package"] == {"files": len(FILES), "changed": ["args.py"]}
+    assert seen["package"] == {"files": len(FILES) + 1, "changed": ["args.py"]}
 
 
 def test_the_record_names_what_is_applied_and_a_torn_line_harms_nothing(

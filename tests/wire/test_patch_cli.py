@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from opsctl.cli import run
 from tests.schemas import read_document
+from tests.wire.patch_place import Place
 from tests.wire.patch_site import FILES, install, snapshot
 
 pytestmark = pytest.mark.wire
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
-
-
-class Place:
-    """A site with one server, an installed package, and a library of patches."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.root = install(folder / "site")
-        self.library = folder / "patches"
-        self.library.mkdir()
-
-    def write_site(self, *patches: str) -> None:
-        server = {
-            "host": "here",
-            "port": 31999,
-            "python": sys.executable,
-            "model": "/none",
-            "env": {"PYTHONPATH": str(self.root.parent)},
-            "cwd": "/",
-            "state_dir": str(self.folder / "state"),
-            "patches": list(patches),
-        }
-        site = {"hosts": {"here": {"local": True}}, "servers": {"demo-server": server}}
-        (self.folder / "opsctl.yaml").write_text(yaml.safe_dump(site))
-
-    def make_patch(self, one: str, old: bytes, new: bytes, **more: Any) -> None:
-        """Make a patch of core.py with one added file, through `opsctl patch new`."""
-        changed = self.folder / f"new-{one}"
-        shutil.copytree(install(self.folder / "pristine"), changed)
-        (changed / "core.py").write_bytes(FILES["core.py"].replace(old, new))
-        name = one.replace("-", "_")
-        (changed / f"{name}.py").write_text(f"NAME = {one!r}\n")
-        argv = ["patch", "new", one, "--version", "1.0", "--package", "demo"]
-        folders = ["--old", str(self.folder / "pristine/demo"), "--new", str(changed)]
-        assert run([*argv, *folders, "--into", str(self.library)]) == 0
-        file = self.library / one / "patch.yaml"
-        data = {**yaml.safe_load(file.read_text()), **more}
-        data["variants"][0]["proof"] = {"imports": ["demo.core", f"demo.{name}"]}
-        file.write_text(yaml.safe_dump(data, sort_keys=False))
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def _apply_locked(
     root: str, state: str, request: Data, contents: dict[str, bytes], context: Any
 ) -> Data:
     files.recover(root, state)
+    files.insist(root, request["files"])
     journal = _new_journal(root, state, request)
     try:
         files.begin(root, journal, contents, state)

@@ -70,6 +70,17 @@ def names_of(target: str, transaction: str) -> tuple[str, str]:
     return stem + ".new", stem + ".old"
 
 
+def insist(root: str, files: list[Data]) -> None:
+    """Raise unless every file is as it was planned: only then may a journal speak of them.
+
+    A transaction is taken back by the journal's word of what stood there before it.
+    """
+    for entry in files:
+        target = os.path.join(root, entry["path"])
+        if sha256_of(target) != entry["before"]:
+            raise Failure("changed-meanwhile", f"{target} changed while it was being patched")
+
+
 def begin(root: str, journal: Data, contents: dict[str, bytes], state: str) -> None:
     """Write the journal, the backups, and the new files beside their targets; no target changes yet.
 
@@ -154,8 +165,7 @@ def swap(root: str, journal: Data) -> None:
     for entry in journal["files"]:
         target = os.path.join(root, entry["path"])
         new, old = names_of(target, journal["tx"])
-        if sha256_of(target) != entry["before"]:
-            raise Failure("changed-meanwhile", f"{target} changed while it was being patched")
+        insist(root, [entry])
         if entry["before"] is not None:
             _keep_inode(target, old)
         if entry["after"] is None:

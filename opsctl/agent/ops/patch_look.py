@@ -32,7 +32,7 @@ places = list(spec.submodule_search_locations or []) if spec else []
 found = []
 for one in metadata.Distribution.discover(name=name):
     direct = json.loads(one.read_text("direct_url.json") or "{}")
-    found.append({"info": str(getattr(one, "_path", "")), "version": one.version,
+    found.append({"info": os.path.abspath(str(getattr(one, "_path", ""))), "version": one.version,
                   "editable": bool(direct.get("dir_info", {}).get("editable"))})
 print("opsctl:" + json.dumps({"places": places, "origin": spec.origin if spec else None, "found": found,
       "python": sys.version.split()[0], "executable": sys.executable, "path": sys.path}))
@@ -142,24 +142,39 @@ def _look_at(root: str, path: str, known: list[str], shipped: dict[str, str]) ->
 
 
 def _read_record(root: str, info: str | None) -> dict[str, str]:
-    """Return SHA-256 in hex by path inside the package, from the wheel's RECORD; empty when there is none."""
+    """Return SHA-256 in hex by path, from the distribution's RECORD; empty when there is none.
+
+    Paths are relative to the package's folder; those beside it begin with ``../``. What an installer put
+    elsewhere (scripts) and rewrites is left out.
+    """
     shipped: dict[str, str] = {}
     if not info:
         return shipped
-    prefix = os.path.basename(root) + "/"
+    base = os.path.realpath(os.path.dirname(info))
+    prefix = os.path.basename(root) + "/" if base == os.path.dirname(root) else None
     try:
         with open(os.path.join(info, "RECORD"), newline="") as file:
             for row in csv.reader(file):
-                if len(row) > 1 and row[0].startswith(prefix) and row[1].startswith("sha256="):
-                    raw = base64.urlsafe_b64decode(row[1][7:] + "==")
-                    shipped[row[0][len(prefix) :]] = raw.hex()
+                if (
+                    len(row) < 2
+                    or not row[1].startswith("sha256=")
+                    or row[0].startswith(("..", "/"))
+                ):
+                    continue
+                inside = prefix is not None and row[0].startswith(prefix)
+                path = row[0][len(prefix or "") :] if inside else _beside(root, base, row[0])
+                shipped[path] = base64.urlsafe_b64decode(row[1][7:] + "==").hex()
     except OSError:
         return {}
     return shipped
 
 
+def _beside(root: str, base: str, path: str) -> str:
+    return os.path.relpath(os.path.join(base, path), root)
+
+
 def _verify_all(root: str, shipped: dict[str, str]) -> Data:
-    """Compare every file of the package with its RECORD."""
+    """Compare every file of the distribution with its RECORD."""
 
     def differs(path: str) -> bool:
         try:
