@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.errors import TransportError
+from opsctl.transport import ssh_files
 from opsctl.transport.light_import import fabric, paramiko
 
 KEEPALIVE_S = 10
@@ -112,7 +113,7 @@ def close(connection: fabric.Connection) -> None:
 
 
 def _connection(target: Target) -> fabric.Connection:
-    config = fabric.Config(runtime_ssh_path=target.ssh_config_path)
+    config = ssh_files.config(target.ssh_config_path)
     base: paramiko.SSHConfig = config.base_ssh_config
     jumps = str(base.lookup(target.host).get("proxyjump", "none"))
     gateway: Any = False
@@ -144,9 +145,8 @@ def _single(
     if target.known_hosts:
         files = [target.known_hosts]
     files += looked_up.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
-    for file in (Path(name).expanduser() for name in files):
-        if file.is_file():
-            connection.client.load_system_host_keys(str(file))
+    keys = ssh_files.known_hosts([Path(name).expanduser() for name in files])
+    connection.client._system_host_keys = keys
     alias = looked_up.get("hostkeyalias")
     connection.client.set_missing_host_key_policy(RefuseUnknownKey(files[0], alias))
     connection.opsctl_known_hosts = files[0]
