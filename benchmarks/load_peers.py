@@ -41,7 +41,7 @@ class User(HttpUser):
         global ended
         if next(turn) >= requests:
             gevent.sleep(3600)
-        with self.client.post("/v1/chat/completions", json=body, stream=True) as answer:
+        with self.client.post("/v1/chat/completions", json=body, stream=True, catch_response=True) as answer:
             for line in answer.iter_lines():
                 pass
         ended += 1
@@ -104,11 +104,13 @@ def _aiperf(
 def _guidellm(
     python: Path, folder: Path, port: int, level: int, requests: int, tokens: int
 ) -> list[str]:
-    words = [str(python.with_name("guidellm")), "benchmark", "run", "--model", "m"]
-    words += ["--target", f"http://127.0.0.1:{port}", "--processor", str(folder)]
-    words += ["--profile", "concurrent", "--rate", str(level), "--max-requests", str(requests)]
-    words += ["--data", f"prompt_tokens=64,output_tokens={tokens}", "--disable-console-outputs"]
-    return [*words, "--output-path", str(folder / "guidellm.json")]
+    words = [str(python.with_name("guidellm")), "run", "--disable-console"]
+    words += ["--backend", f"kind=openai_http,target=http://127.0.0.1:{port},model=m"]
+    words += ["--profile", f"kind=concurrent,streams={level}"]
+    words += ["--constraint", f"kind=max_requests,count={requests}"]
+    words += ["--tokenizer", f"kind=huggingface_auto,model={folder}"]
+    words += ["--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={tokens}"]
+    return [*words, "--output", f"kind=json,path={folder / 'guidellm.json'}"]
 
 
 def _inference_perf(
@@ -257,4 +259,3 @@ def write_tokenizer(folder: Path) -> None:
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     (folder / "tokenizer.json").write_text(json.dumps(whole))
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -193,3 +194,25 @@ def test_evidence_shows_the_tree_of_a_process(agent: RemoteAgent) -> None:
     assert "kernel" in found  # the watch of a smoke reads it
     assert tree
     assert pids[child.pid]["state"] in ("S", "R")
+
+
+@pytest.mark.parametrize(("mode", "seen"), [(0o755, True), (0o777, False)])
+def test_the_python_stack_comes_from_the_py_spy_beside_the_interpreter(
+    agent: RemoteAgent, tmp_path: Path, mode: int, seen: bool
+) -> None:
+    """SGLang brings one, which is not on the agent's PATH; a file that anybody can write is not run."""
+    python, spy = tmp_path / "python", tmp_path / "py-spy"
+    python.symlink_to(sys.executable)
+    spy.write_text('#!/bin/sh\necho "Thread 1 (idle): event_loop_overlap $*"\n')
+    spy.chmod(mode)
+    with subprocess.Popen([str(python), "-c", "import time; time.sleep(30)"]) as child:
+        try:
+            request = {"roots": [child.pid], "limit_s": 5.0}
+            found = agent.call("evidence.collect", request, timeout_s=10)
+        finally:
+            child.kill()
+
+    mine = next(one for one in found["processes"] if one["pid"] == child.pid)
+    said = f"Thread 1 (idle): event_loop_overlap dump --nonblocking --pid {child.pid}"
+    if shutil.which("py-spy") is None:
+        assert ((mine["python_stack"] or "").strip() == said) == seen

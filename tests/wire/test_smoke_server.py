@@ -233,3 +233,18 @@ def test_frozen_port_is_a_hang_and_not_an_endless_wait(serve: Any, smoke: Any) -
     assert code == 60
     assert document["data"]["levels"][0]["outcome"] == "hung"
     assert time.monotonic() - begun < 60
+
+
+def test_metrics_are_read_before_and_after_each_level(serve: Any, smoke: Any) -> None:
+    """What the server counted itself stands beside what the client saw: tokens, running, acceptance."""
+    server = serve(*EAGLE, "--enable-metrics")
+
+    code, document = smoke(server, "--levels", "1,2", "--requests", "4", "--tokens", "8")
+
+    assert code == 0
+    for level in document["data"]["levels"]:
+        told = level["server"]
+        assert {"running", "queue", "token_usage", "accept_length"} <= told["before"].keys()
+        assert told["after"]["running"] == 0
+        assert told["retractions"] == 0
+        assert told["generation_tokens"] >= level["tokens"]

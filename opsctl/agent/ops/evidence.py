@@ -26,7 +26,7 @@ def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     end = time.monotonic() + request.get("limit_s", 8.0)
     pids = tree(set(request.get("roots") or []))
-    spy = shutil.which("py-spy")
+    spy = shutil.which("py-spy") or beside(pids)
     found = []
     for pid in pids:
         if context.cancelled.is_set() or time.monotonic() > end:
@@ -72,6 +72,27 @@ def one(pid: int, spy: str | None, end: float) -> dict[str, Any]:
         "kernel_stack": text(base + "stack"),
         "python_stack": python_stack(spy, pid, end),
     }
+
+
+def beside(pids: list[int]) -> str | None:
+    """Return the py-spy that was installed with a server (SGLang asks for it), beside its interpreter.
+
+    Only of this mount namespace, and only a file that nobody but root or this user can have written.
+    """
+    here = procfs.readlink("/proc/self/ns/mnt")
+    for pid in pids:
+        argv = procfs.parse_argv(procfs.read("/proc/%d/cmdline" % pid) or b"")
+        if not argv or not argv[0].startswith("/"):
+            continue
+        path = os.path.join(os.path.dirname(argv[0]), "py-spy")
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+        if ours and os.access(path, os.X_OK) and procfs.readlink("/proc/%d/ns/mnt" % pid) == here:
+            return path
+    return None
 
 
 def text(path: str) -> str | None:
