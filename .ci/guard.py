@@ -27,7 +27,7 @@ Identity = tuple[int, int]  # pid and start time in ticks
 
 def main(argv: list[str]) -> int:
     """Run ``argv`` guarded and return its exit code."""
-    starter = os.environ.get("OPSCTL_MAKE_PPID")
+    starter = os.environ.pop("OPSCTL_MAKE_PPID", None)
     signal.signal(signal.SIGTERM, _end)
     if _name(os.getppid()) in ("make", "gmake"):
         _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -78,7 +78,11 @@ def _end_all(number: int, _frame: object) -> None:
 
 
 def _prepare() -> None:
-    """Set up the command between fork and exec."""
+    """Set up the command between fork and exec: a shell that adopts orphans, as a session's does.
+
+    What opsctl's tests orphan would otherwise have a parent that is a Python program.
+    """
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -75,7 +75,8 @@ def test_commands_read_on_narrow_terminals(ground: Ground, columns: int, line: s
 
 
 @pytest.mark.parametrize(
-    ("env", "escapes"), [({"NO_COLOR": "1"}, True), ({"TERM": "dumb", "NO_COLOR": ""}, False)]
+    ("env", "escapes"),
+    [({"TERM": "xterm", "NO_COLOR": "1"}, True), ({"TERM": "dumb", "NO_COLOR": ""}, False)],
 )
 def test_the_live_view_of_a_smoke_obeys_the_terminal(
     ground: Ground, env: dict[str, str], escapes: bool
