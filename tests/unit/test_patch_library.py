@@ -41,6 +41,23 @@ def test_the_patches_of_the_incident_are_there_and_marked() -> None:
         assert LIBRARY[one].reason
 
 
+@pytest.mark.parametrize(
+    ("one", "last", "first"),
+    [
+        ("spec-disable-v2", "0.5.13", "0.5.14"),
+        ("spec-disable-v1", "0.5.12.post1", "0.5.13"),
+        ("spec-disable-v1-clear-spec-info", "0.5.12.post1", "0.5.13"),
+        ("spec-v2-logprobs", "0.5.9", "0.5.10"),
+    ],
+)
+def test_a_superseded_patch_ends_just_where_upstream_begins(
+    one: str, last: str, first: str
+) -> None:
+    """The bounds of the ranges that need it no more, as read in the wheels."""
+    assert LIBRARY[one].superseded_by(last) is None
+    assert LIBRARY[one].superseded_by(first)
+
+
 def test_patches_that_change_the_same_lines_exclude_each_other() -> None:
     """Two patches that bring the same flag can never be asked for together by accident."""
     bringers = [p for p in LIBRARY.values() if p.id.startswith("spec-disable")]

@@ -335,7 +335,11 @@ def test_a_flag_that_a_listed_patch_brings_is_no_unknown_flag(ground: Ground) ->
 
 
 def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground) -> None:
-    """One that cannot be imported stops the restart before the stop; a good one is in the new server."""
+    """One that cannot be imported stops the restart before the stop; a good one is in the new server.
+
+    After a reinstallation the next restart sees that it is gone, and puts it in again. Its line never comes in
+    the log: what passes without it is no pass of the patch.
+    """
     site = packages_of(ground)
     library = ground.folder / "own"
     own_patch(library, site, "broken", "def\n")
@@ -360,3 +364,14 @@ def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground)
     assert silent == ["good"]
     assert ground.mains() != before
     assert (site / "sglang" / "version.py").read_text() == pristine + "MARK = 1\n"
+
+    (site / "sglang" / "version.py").write_text(pristine)  # as a forced reinstallation leaves it
+    planned = ground.json("restart", "one", "--dry-run")
+    again = restart(ground)
+
+    lines = [line for item in planned["data"]["plan"] for line in item["lines"]]
+    assert any("apply good" in line for line in lines)
+    assert again["outcome"] == "done", again["findings"]
+    assert (site / "sglang" / "version.py").read_text() == pristine + "MARK = 1\n"
+    attempts = (ground.host_state / "attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in attempts][-2:] == ["inconclusive"] * 2
