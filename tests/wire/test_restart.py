@@ -337,8 +337,8 @@ def test_a_flag_that_a_listed_patch_brings_is_no_unknown_flag(ground: Ground) ->
 def test_the_site_s_own_patches_are_staged_proven_and_swapped_in(ground: Ground) -> None:
     """One that cannot be imported stops the restart before the stop; a good one is in the new server.
 
-    After a reinstallation the next restart sees that it is gone, and puts it in again. Its line never comes in
-    the log: what passes without it is no pass of the patch.
+    After a reinstallation the next restart sees that it is gone, and puts it in again. Its line never comes
+    in the log: what passes without it is no pass of the patch.
     """
     site = packages_of(ground)
     library = ground.folder / "own"
