@@ -279,6 +279,7 @@ QUOTES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("port-in-use", r"\('([^']+)', (\d+)\)", "address {0} port {1}"),
         ("graph-capture", r"failed: ([^\n]{1,160})", "the text after 'failed:' is: {0}"),
         ("warmup-failed", r"Response \[(\d+)\]", "the answer was {0}"),
+        ("", r"(peer access is not supported)", "{0} between these GPUs: --disable-custom-all-reduce goes round it"),
         ("child-died", r"(unhandled system error)", "NCCL says {0} and no cause: run with NCCL_DEBUG=INFO and look at /dev/shm first"),
         ("degraded", r"new_token_ratio: ([\d.]+) -> ([\d.]+)", "requests were retracted, the new-token ratio went from {0} to {1}"),
     )

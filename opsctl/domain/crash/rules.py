@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"(?:out of memory|memory cgroup out of memory|oom-kill\S*): Killed? process \d+"
      r"|Killed process \d+ \(.*(?:total-vm|anon-rss)|oom-kill:constraint=|oom_reaper: reaped process"
      r"|invoked oom-killer|killed by the OOM killer|result 'oom-kill'|\bOOMKilled\b|Memory cgroup out of memory"
-     r"|oom[_-]kill events? in |have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
+     r"|oom[_-]kill events? in |node was low on resource: memory|have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
     ("gsp-timeout", "gpu-fault", MACHINE, 0.85, r"Xid .{0,60}: (?:119|120)\b|Timeout waiting for RPC from GSP"),
     ("xid-hardware", "gpu-fault", MACHINE, 0.95,
      r"Xid .{0,60}: (?:46|48|54|56|57|58|6[1-9]|7[0-9]|8[0-9]|9[1-9]|10[0-9]|11[0-9]|12[0-9]|1[34]\d|15\d|16\d|17\d)\b"
@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|invalid device function|cudaErrorInvalidDeviceFunction|CUDA_ERROR_INVALID_DEVICE_FUNCTION"
      r"|not a recognized processor|Value 'sm_\w+' is not defined for option|Unsupported gpu architecture"
      r"|(?:platform|GPU|device|hardware) does not support \S+ (?:quantization|kernels?|dtype|format)|(?:Ampere|Hopper|Blackwell) (?:and|or) (?:up|newer|above|later)"
-     r"|Could not load any common_ops library|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
+     r"|requires? (?:an? )?(?:NVIDIA )?(?:Ampere|Ada|Hopper|Blackwell)\b|only supported (?:on|for|with) (?:NVIDIA )?(?:Ampere|Ada|Hopper|Blackwell)\b|not supported (?:on|for|with) (?:GPUs? (?:of|with) )?compute capability|Could not load any common_ops library|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
      r"|not supported on (?:this )?(?:sm|SM)_?\d\d|No supported CUDA architectures"
      r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)|does not support \S+ '[^']*' with capability|No execution plans support the graph"
      r"|(?:device )?kernel image is invalid|cudaErrorInvalidKernelImage|CUDA_ERROR_INVALID_IMAGE|\bUnsupported architecture\b|(?:is |are )?not supported for (?:compute capability|sm_?\d|SM_?\d)"),
@@ -158,7 +158,7 @@ RULES: tuple[Rule, ...] = _rules(
      rf"|exceeds dimension size|number of (?:tokens|rows|elements|sizes).{{0,60}}(?:does not match|doesn't match|must match|must be (?:equal|greater)|mismatch)"
      rf"|AssertionError: .{{0,80}}\b(?:shape|size|len|numel|num_tokens|bs|batch)\w*.{{0,60}}(?:(?:!=|==) ?\S*\d|\d ?(?:<=|>=|<|>) ?\d)|inconsistent tensor size|tensors? (?:must|should) have (?:the )?same (?:shape|size|number)"
      rf"|batch size \d+ (?:exceeds|is larger than|>) .{{0,60}}\d|torch\.Size\({_SHAPE}\) (?:vs\.?|!=|and) torch\.Size|all input tensors must have the same|stack expects each tensor to be equal size"
-     rf"|must have (?:the )?same reduction dim|requiring a storage size of \d+ are out of bounds for storage of size \d+|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
+     rf"|must have (?:the )?same reduction dim|same slice shapes|(?:CHECK_\w+\(|Check failed).{{0,160}}\d vs\.? \d|\d exceeds (?:\w+ ){{0,4}}capacity \d|expected {_SHAPE},? (?:but )?(?:got|found) {_SHAPE}|\b(?:num_)?(?:tokens|rows|batch_size|size|seqs) \d+ ?(?:!=|>|<) ?\w+ \d|requiring a storage size of \d+ are out of bounds for storage of size \d+|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
     # --- somebody waited
     ("nccl-timeout", "collective-timeout", WAITING, 0.93,
      r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation (?:timeout|timed out)|ran for \d+ milliseconds before timing out"
@@ -220,7 +220,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("peer-gone", "child-died", END, 0.75,
      r"Connection closed by peer|connection reset by peer|remote process exited|Broken ?pipe|ncclRemoteError|Connection refused|NCCL error.*(?:remote|system error)|unhandled (?:system|cuda) error|EOFError|DistBackendError|ncclSystemError|ncclUnhandledCudaError|Socket closed"),
     ("sigquit", "child-died", END, 0.85,
-     r"EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
+     r"Failed: Cuda error \S+:\d+ '|EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
      r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
     ("killed", "child-died", END + 5, 0.6, r"^Killed$|: Killed$|: \d+ Killed\b|\bKilled {2,}\S|\bSIGKILL\b"),
 )  # fmt: skip
