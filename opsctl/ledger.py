@@ -304,10 +304,22 @@ class Ledger:
             raise
         except DBAPIError as error:
             raise LedgerError(
-                f"the ledger cannot be used: {error.orig}",
+                f"the ledger {self._where} cannot be used: {error.orig}",
                 subject=self._where,
-                next_step="make room there or mend its rights, or name another folder with --state",
+                next_step=_mend(str(error.orig), self._where),
             ) from error
+
+
+def _mend(said: str, where: str) -> str:
+    """Return what helps against what the database said."""
+    if "not a database" in said or "malformed" in said:
+        return (
+            f"it is damaged: mv {where} {where}.damaged; a new one is made, and what failed stays known "
+            "from the hosts' own records"
+        )
+    if "locked" in said:
+        return f"another program holds it, see who: fuser {where}; then run this again"
+    return "make room there or mend its rights, or name another folder with --state"
 
 
 def _dump(body: Mapping[str, Any]) -> str:

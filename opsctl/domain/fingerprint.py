@@ -98,6 +98,7 @@ class Attempt:
     signature: str | None = None
     detail: str = ""  # one sentence: "crashed at C=10"
     who: str = ""
+    smoked_to: int | None = None  # highest level that passed, or the first bad one; None: no smoke
 
     @property
     def fingerprint(self) -> str:
@@ -113,6 +114,7 @@ class Attempt:
             "signature": self.signature,
             "detail": self.detail,
             "who": self.who,
+            "smoked_to": self.smoked_to,
             "content": self.content.to_json(),
         }
 
@@ -135,6 +137,7 @@ class Attempt:
                 signature=_text(data.get("signature")),
                 detail=str(data.get("detail") or ""),
                 who=str(data.get("who") or ""),
+                smoked_to=None if data.get("smoked_to") is None else int(data["smoked_to"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an attempt: {error}") from error
@@ -158,18 +161,40 @@ def judge(content: Content, server: str, attempts: Iterable[Attempt]) -> Judgeme
     """Say what earlier attempts know about ``content``.
 
     Only the last conclusive outcome of the same fingerprint counts, whatever the server was called;
-    inconclusive attempts say nothing. An attempt that is known twice (ledger and host) is one attempt.
+    inconclusive attempts say nothing, and a pass that looked less far than a failure does not clear it.
+    An attempt that is known twice (ledger and host) is one attempt.
     """
     ordered = sorted({item.run: item for item in attempts}.values(), key=lambda item: item.at_s)
     conclusive = [item for item in ordered if item.outcome is not AttemptOutcome.INCONCLUSIVE]
-    same = [item for item in conclusive if item.fingerprint == content.fingerprint()]
-    passed = [i for i in conclusive if i.outcome is AttemptOutcome.PASSED and i.server == server]
+    standing: dict[str, Attempt] = {}  # fingerprint -> its failure that nothing has cleared
+    for item in conclusive:
+        failure = standing.get(item.fingerprint)
+        if item.outcome in FAILURES:
+            standing[item.fingerprint] = item
+        elif failure is not None and clears(item, failure):
+            del standing[item.fingerprint]
+    passed = [
+        item
+        for item in conclusive
+        if item.outcome is AttemptOutcome.PASSED and item.server == server
+        if item.fingerprint not in standing
+    ]
     last_passed = passed[-1] if passed else None
-    blocking = same[-1] if same and same[-1].outcome in FAILURES else None
+    blocking = standing.get(content.fingerprint())
     alike = [item for item in passed if item.content.is_comparable(content)]
     compared = alike[-1] if alike else None
     found = differences(compared.content, content) if compared else ()
     return Judgement(blocking, last_passed, found, compared)
+
+
+def clears(passed: Attempt, failure: Attempt) -> bool:
+    """Say whether a pass disproves an earlier failure: one under load needs a smoke that climbed as high.
+
+    ``--no-smoke`` starts a server that is known to crash at C=10 and proves nothing about C=10.
+    """
+    if failure.smoked_to is None:
+        return True
+    return passed.smoked_to is not None and passed.smoked_to >= failure.smoked_to
 
 
 def differences(old: Content, new: Content) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.swap import standing_contents
+
+TICK_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,20 @@ def known_attempts(ctx: StepContext) -> tuple[list[Attempt], int]:
             found.append(Attempt.from_json(line))
         except ValueError:
             damaged += 1
-    return found + (ctx.memory.attempts() if ctx.memory else []), damaged
+    return (ctx.memory.attempts() if ctx.memory else []) + in_order(found), damaged
+
+
+def in_order(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the host's attempts with times that rise as they were appended.
+
+    Each was stamped by the clock of the machine that made it; the order of the lines is the truth.
+    """
+    found: list[Attempt] = []
+    latest_s = 0.0
+    for attempt in attempts:
+        latest_s = max(attempt.at_s, latest_s + TICK_S)
+        found.append(replace(attempt, at_s=latest_s))
+    return found
 
 
 def patch_contents(ctx: StepContext) -> dict[str, str]:

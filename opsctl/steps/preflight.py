@@ -272,7 +272,8 @@ def result_of(
         return StepResult(outcome, findings=findings, data=data, exit_code=verdict.exit_code)
     version = plan.package_version or "no package version"
     program = f"sglang {version}" if plan.package else PurePosixPath(plan.argv[0]).name
-    notes = f", {len(verdict.warnings)} warnings" if verdict.warnings else ""
+    count = len(verdict.warnings)
+    notes = f", {count} warning{'s' if count > 1 else ''}" if count else ""
     flags = "flags accepted"
     if kept_since_s is not None:
         asked = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(kept_since_s))

@@ -97,7 +97,16 @@ def attempt_of(ctx: StepContext) -> Attempt | None:
         signature=signature_of(ctx.results),
         detail=detail,
         who=ctx.who,
+        smoked_to=smoked_to(ctx.results),
     )
+
+
+def smoked_to(results: Mapping[str, StepResult]) -> int | None:
+    """Return the level that decided: the first bad one, else the highest that passed; None: no smoke."""
+    data = results["smoke"].data if "smoke" in results else {}
+    bad = (data.get("bracket") or {}).get("first_bad")
+    good = [one["concurrency"] for one in data.get("levels") or () if one["outcome"] == "passed"]
+    return int(bad) if bad is not None else max(good, default=None)
 
 
 def judge_outcome(results: Mapping[str, StepResult]) -> tuple[AttemptOutcome, str]:

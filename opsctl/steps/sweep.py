@@ -51,7 +51,7 @@ class Sweep:
             ],
             "removed": len(removed),
             "removed_bytes": sum(item["size_bytes"] or 0 for item in removed),
-            "summary": summary(verdicts, removed, doomed),
+            "summary": summary(verdicts, removed),
         }
         outcome = StepOutcome.DONE if removed else StepOutcome.UNCHANGED
         findings = tuple(leftover_findings(verdicts, gone))
@@ -82,7 +82,7 @@ def leftover_findings(verdicts: Sequence[LeftoverVerdict], gone: set[str]) -> li
     ]
     if left:
         total = sum(verdict.leftover.size_bytes or 0 for verdict in left)
-        text = f"{len(left)} leftovers of dead processes, {total / MIB:.1f} MiB"
+        text = f"{_count(len(left))} of dead processes, {total / MIB:.1f} MiB"
         findings.append(Finding("leftovers", left[0].leftover.path, text, "remove with --sweep"))
     for verdict in verdicts:
         leftover = verdict.leftover
@@ -96,13 +96,16 @@ def leftover_findings(verdicts: Sequence[LeftoverVerdict], gone: set[str]) -> li
     return findings
 
 
-def summary(
-    verdicts: Sequence[LeftoverVerdict], removed: Sequence[Any], doomed: Sequence[str]
-) -> str:
+def summary(verdicts: Sequence[LeftoverVerdict], removed: Sequence[Any]) -> str:
     if removed:
         total = sum(item["size_bytes"] or 0 for item in removed)
-        return f"removed {len(removed)} leftovers, {total / MIB:.1f} MiB"
+        return f"removed {_count(len(removed))}, {total / MIB:.1f} MiB"
     kept = [verdict for verdict in verdicts if verdict.leftover.kind == "shm"]
-    if doomed and any(verdict.removes for verdict in kept):
-        return f"{len(doomed)} leftovers of dead processes are there"
+    dead = [verdict for verdict in kept if verdict.removes]
+    if dead:
+        return f"{_count(len(dead))} of dead processes found"
     return f"{len(kept)} segments kept" if kept else "nothing left behind"
+
+
+def _count(number: int) -> str:
+    return f"{number} leftover{'' if number == 1 else 's'}"

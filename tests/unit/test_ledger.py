@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from opsctl import ledger_tables as tables
 from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.errors import ConfigError, UsageError
-from opsctl.ledger import Ledger, LedgerError
+from opsctl.ledger import Ledger, LedgerError, _mend
 
 
 @pytest.fixture
@@ -164,3 +164,17 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="schema 99"):
         Ledger.open(tmp_path)
+
+
+def test_a_damaged_ledger_is_told_with_the_way_out(tmp_path: Path) -> None:
+    """Not `make room`: the file is moved aside, and the hosts' own records know what failed."""
+    (tmp_path / "ledger.sqlite").write_bytes(b"\xff" * 4096)
+    with pytest.raises(LedgerError, match="not a database") as caught:
+        Ledger.open(tmp_path)
+    assert f"mv {tmp_path}/ledger.sqlite" in (caught.value.next_step or "")
+    assert str(tmp_path) in caught.value.message
+
+
+def test_a_ledger_that_another_program_holds_is_told_as_that() -> None:
+    """Waiting for it is bounded; then the next step says how to see who it is."""
+    assert "fuser /s/ledger.sqlite" in _mend("database is locked", "/s/ledger.sqlite")

@@ -267,6 +267,15 @@ def test_a_crash_under_load_fails_the_restart_with_bracket_and_diagnosis(ground:
     refused = ground.json("restart", "one", "--yes")
     assert refused["exit_code"] == 50
 
+    started = ground.json(
+        "restart", "one", "--yes", "--no-smoke", "--again", "it must serve one user"
+    )
+    assert started["exit_code"] == 0
+    refused = ground.json(
+        "restart", "one", "--yes"
+    )  # a start without smoke proves nothing about C=4
+    assert refused["exit_code"] == 50
+
 
 def own_patch(
     folder: Path, site: Path, name: str, text: str, where: str = "version.py", **proof: object

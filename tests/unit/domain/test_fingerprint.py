@@ -103,6 +103,23 @@ def test_a_later_pass_clears_an_earlier_failure() -> None:
     assert not judge(CONTENT, "glm5", attempts).is_known_bad
 
 
+@pytest.mark.parametrize(
+    ("failed_at", "passed_to", "blocks"),
+    [(10, None, True), (10, 2, True), (10, 10, False), (10, 20, False), (None, None, False)],
+    ids=["no smoke", "lower", "as high", "higher", "failed at start"],
+)
+def test_a_pass_that_looked_less_far_clears_nothing(
+    failed_at: int | None, passed_to: int | None, blocks: bool
+) -> None:
+    """`--again --no-smoke` starts what crashes at C=10; the next restart is refused all the same."""
+    failed = replace(attempt("r1", AttemptOutcome.CRASHED), smoked_to=failed_at)
+    passed = replace(attempt("r2", AttemptOutcome.PASSED, at=2.0), smoked_to=passed_to)
+    judgement = judge(CONTENT, "glm5", [failed, passed])
+    assert judgement.is_known_bad is blocks
+    assert (judgement.last_passed is None) is blocks  # nor is it a state to go back to
+    assert Attempt.from_json(passed.to_json()) == passed
+
+
 def test_another_content_is_not_blocked() -> None:
     """A failure of one patch set says nothing about another."""
     other = replace(CONTENT, patches={"dynamic-off": "cc33"})

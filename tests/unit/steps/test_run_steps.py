@@ -140,6 +140,15 @@ def test_a_failed_attempt_on_the_host_is_refused() -> None:
     assert "signature 3f2a" in result.findings[0].text
 
 
+def test_the_order_of_the_host_s_lines_counts_and_not_the_clocks_that_stamped_them() -> None:
+    """The pass came from a machine an hour ahead; the crash after it is the newer one."""
+    agent = host_with(
+        line("r0", AttemptOutcome.PASSED, PLAN.content(), 3600.0),
+        line("r1", AttemptOutcome.CRASHED, PLAN.content(), 60.0),
+    )
+    assert KnownFailure().run(context(agent)).outcome is StepOutcome.REFUSED
+
+
 def test_the_refusal_says_what_differs_from_the_last_pass() -> None:
     """Two sentences that an operator can act on."""
     passed = replace(PLAN.content(), package_version="0.5.8")
