@@ -133,17 +133,17 @@ def _run(
 
 
 def _begin_agents(session: ServerSession) -> None:
-    """Start all agents in the background, and NVML as soon as there is one to ask."""
+    """Start all agents in the background; the one that will signal gets its module while others start."""
 
-    def wake_nvml(host: str, agent: RemoteAgent) -> None:
-        if host != session.gpu_owner:
+    def prepare(host: str, agent: RemoteAgent) -> None:
+        if host != session.owner_host:
             return
         try:
-            agent.call("gpu.read", {"xids": False}, timeout_s=20.0)
+            agent.call("process.wait_gone", {"processes": [], "timeout_s": 0.0}, timeout_s=20.0)
         except OpsctlError:
             pass  # whoever needs the answer asks again, and reports it
 
-    session.hosts.begin(session.host_names(), then=wake_nvml)
+    session.hosts.begin(session.host_names(), then=prepare)
 
 
 def context_of(app: App, session: ServerSession, verb: str) -> StepContext:

@@ -55,14 +55,14 @@ def take_picture(session: StopSession, known: Place | None = None) -> Picture:
         TransportError, AgentError: a host could not be looked at.
     """
     reading = begin_reading(session, known)
-    table, report = reading.table, reading.report
+    # most candidates are known by what runs: their details are read while the GPUs and a container answer
+    plain = identity_of(session, (), (), "", reading.boot_id)
+    reading.details(candidates(plain, reading.processes, (), _view(session, reading)))
+    table, report = reading.table, reading.report()
     uuids, found = resolve_gpus(session.server.gpus.select, report)
     here, unseen = translate(holders_of(report), reading.gpu_table, table)
     joined = [holder for holder, _ in here]
     others = neighbours_of(session, report)
-    # most candidates are known by what runs: their details are read while a container still answers
-    plain = identity_of(session, (), uuids, "", reading.boot_id)
-    reading.details(candidates(plain, reading.processes, joined, _view(session, reading)))
     place = reading.place()
     server = identity_of(session, place.launches, uuids, place.host.boot_id, reading.boot_id)
     view = _view(session, reading, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(slots=True)
 class Reading:
-    """What was read: ``place`` and ``gpu_table`` are asked for when the rest is at hand, they come later.
+    """What was read. ``report`` and ``place`` wait for what comes later than the processes.
 
     Attributes:
         boot_id: of the namespace that owns the processes, whose view ``table`` is.
@@ -67,13 +67,17 @@ class Reading:
 
     processes: list[Process]
     table: Table
-    report: GpuReport
     boot_id: str
     self_pid: int
     gpu_table: Table | None
     _session: StopSession
+    _report: Future[GpuReport]
     _place: Callable[[], Place]
     _known: dict[int, ProcessDetail]
+
+    def report(self) -> GpuReport:
+        """Return what NVML said, waiting for it."""
+        return self._report.result()
 
     def place(self) -> Place:
         """Return what the server's own side says, waiting for it."""
@@ -90,7 +94,7 @@ class Reading:
 
 
 def begin_reading(session: StopSession, known: Place | None = None) -> Reading:
-    """Ask all hosts at once, and return once processes and GPUs are read.
+    """Ask all hosts at once, and return once the processes are read.
 
     The server's own side, which is the last to answer where it is a container, may still be on its way.
 
@@ -113,11 +117,11 @@ def begin_reading(session: StopSession, known: Place | None = None) -> Reading:
         return Reading(
             processes,
             table,
-            gpus.result(),
             facts["boot_id"],
             facts["self_pid"],
             gpu_table,
             session,
+            gpus,
             place,
             {},
         )
