@@ -38,6 +38,11 @@ class Plan:
         """Return where step ``name`` stands; None when the plan has none."""
         return next((item.position for item in self.steps if item.name == name), None)
 
+    @property
+    def only_stops(self) -> bool:
+        """Say whether it ends a server and launches none: a stopped container is then in nobody's way."""
+        return self.position_of("stop") is not None and self.position_of(LAUNCH) is None
+
     def is_before_ask(self, item: PlannedStep) -> bool:
         """Say whether ``item`` stands before the question, so that it may run in a dry run."""
         ask = self.position_of(ASK)

@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.agent.client import RemoteAgent, start
 from opsctl.domain.machine import Machine, compare_machines
-from opsctl.errors import OpsctlError
+from opsctl.errors import OpsctlError, TransportError
 from opsctl.transport import open_transport
 from opsctl.transport.base import Transport
 
 if TYPE_CHECKING:
     from opsctl.site import Host, Server, Site
+    from opsctl.stopped_inside import StoppedInside
 
 # what of a host's entry says how to reach it
 WAY = ("local", "ssh", "pct", "via", "become", "identity_file", "config_file", "known_hosts")
@@ -154,12 +155,25 @@ class ServerSession:
         self.owner_host = entry.via or self.server.host
         self.gpu_host = hosts.site.gpu_host_of(name)
         self.container: str | None = str(entry.pct) if entry.pct is not None else None
+        self.may_be_stopped = (
+            False  # set by whoever only stops: a stopped container is an empty one
+        )
+        self._stopped: StoppedInside | None = None
         self._machine: Machine | None = None
 
     @property
     def agent(self) -> RemoteAgent:
         """The agent where the server is launched and patched: inside its container, if it has one."""
-        return self.hosts.agent(self.server.host)
+        if self._stopped is None:
+            try:
+                return self.hosts.agent(self.server.host)
+            except TransportError as error:
+                if not self.may_be_stopped or error.code != "container-stopped":
+                    raise
+                from opsctl.stopped_inside import StoppedInside
+
+                self._stopped = StoppedInside(error, self.owner_agent)
+        return cast("RemoteAgent", self._stopped)
 
     @property
     def owner_agent(self) -> RemoteAgent:

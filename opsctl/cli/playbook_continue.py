@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from opsctl.steps.base import StepContext
 
 
+# what ends a run that was agreed to, and is no fault of it: with the reason gone, it goes on
+WILL_PASS = frozenset({"container-locked", "did-not-shut-down"})
+
+
 def build_again(playbook: Playbook, before: RunDetail, given: Mapping[str, Any]) -> Plan:
     """Build the plan of a run that is continued; its playbook may have changed since it was begun.
 
@@ -40,13 +44,16 @@ def build_again(playbook: Playbook, before: RunDetail, given: Mapping[str, Any])
 
 
 def stays_open(before: RunDetail | None, report: RunReport, ctx: StepContext) -> bool:
-    """Say whether the run can be continued: it was cut, or a pass of it ended before it did anything.
+    """Say whether the run can be continued: it was cut, its container was in the way, or a pass did nothing.
 
     A locked container, a "no" to the question, a start that failed: with the reason gone, it goes on.
     """
     from opsctl.runner import RESUMABLE, SKIPPED
 
     if report.outcome in RESUMABLE:
+        return True
+    agreed = any(step.name == "ask" and step.outcome != SKIPPED for step in report.steps)
+    if report.failed and agreed and WILL_PASS & {finding.code for finding in report.findings}:
         return True
     if before is None or not report.failed:
         return False

@@ -68,6 +68,7 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
     )
     if app.dry_run:
         with open_session(site, order.server) as session:
+            session.may_be_stopped = plan.only_stops
             return show_dry_run(app, order, plan, session)
     begun_s = time.time()
     with telling_errors(site, order.command, order.server, order.reason):
@@ -76,6 +77,7 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
             run = before.run.id if before else new_run_id()
             begin(ledger, run, order, before)
             with open_session(site, order.server) as session:
+                session.may_be_stopped = plan.only_stops
                 document, text = run_plan(app, order, plan, session, ledger, run, before)
         finally:
             ledger.close()

@@ -118,6 +118,7 @@ def _run(
     site = load_site(app.site_path)
     site.server(name)
     with open_session(site, name) as session:
+        session.may_be_stopped = True
         _begin_agents(session)
         from opsctl.steps.stop import StopServer  # loaded while the hosts are connected
 

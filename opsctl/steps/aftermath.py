@@ -25,7 +25,7 @@ def container_now(ctx: StepContext) -> Finding | None:
     locked = f"; it is {lock.describe(ctx.wall())}" if lock is not None else ""
     if seen.get("status") != "running":
         text = f"{in_words(ctx)} is {seen.get('status') or 'in an unknown state'} now{locked}"
-        step = f"start it and go on: opsctl resume {ctx.run_id}"
+        step = f"go on, which starts it where that is needed: opsctl resume {ctx.run_id}"
         return Finding("container-stopped", subject, text, step)
     up_s = float(seen.get("uptime") or 0)
     if up_s < ctx.wall() - ctx.begun_s and not _is_our_start(ctx, seen.get("pid")):

@@ -102,12 +102,12 @@ def is_stopped(ctx: StepContext) -> bool:
     if getattr(ctx.session, "container", None) is None:
         return False
     try:
-        _ = ctx.session.agent
+        agent = ctx.session.agent
     except TransportError as error:
         if error.code != STOPPED:
             raise
         return True
-    return False
+    return bool(getattr(agent, "is_stopped", False))
 
 
 def refuse_locked(ctx: StepContext, container: PveContainer) -> None:

@@ -80,11 +80,11 @@ class StopServer:
         return [process_data(one, Outcome.UNTOUCHED) for one in judged]
 
     def run(self, ctx: StepContext) -> StepResult:
-        drained = self._drain(ctx)
+        told = stopped_around(ctx) or self._drain(ctx)
         picture, plan = self._fresh(ctx)
         others = {one.pid: one for one in plan.left_alone}
         rows: dict[int, tuple[Judged, Outcome]] = {}
-        findings = [*drained, *plan.findings]
+        findings = [*told, *plan.findings]
         timing = Timing(None, None)
         poll = self._watch_memory(ctx, picture)
         came_back: list[Judged] = []
@@ -226,6 +226,16 @@ class StopServer:
 
 def _nothing() -> None:
     pass
+
+
+def stopped_around(ctx: StepContext) -> list[Finding]:
+    """Tell why nothing runs where the container itself is stopped."""
+    if not getattr(ctx.session.agent, "is_stopped", False):
+        return []
+    text = (
+        f"its container {getattr(ctx.session, 'container', None)} is stopped: nothing of it can run"
+    )
+    return [Finding("container-stopped", ctx.server_name, text)]
 
 
 def after_a_pass(picture: Picture, ended: Collection[ProcessId]) -> Picture:

@@ -68,7 +68,8 @@ def explain_pct(name: str, vmid: int, stderr: str) -> TransportError | None:
         pve-container src/PVE/CLI/pct.pm and PVE/LXC/Config.pm; lxc 5 attach.c; the shell of the node.
     """
     if re.search(r"container '?\d+'? not running", stderr) or "Failed to get init pid" in stderr:
-        text, step, code = "the container is not running", f"pct start {vmid}", "container-stopped"
+        text, code = "the container is not running", "container-stopped"
+        step = f"start it: opsctl ct start {vmid}"
     elif re.search(r"Configuration file '\S*' does not exist", stderr):
         text = f"the node has no container {vmid}"
         step, code = "list the node's containers: pct list", "no-such-container"

@@ -57,7 +57,7 @@ def test_an_agent_comes_up_as_root_on_every_host(
     ("name", "code", "step"),
     [
         ("pve1-asks", "sudo-refused", "asks ALL=(root) NOPASSWD: ALL"),
-        ("ct130", "container-stopped", "pct start 130"),
+        ("ct130", "container-stopped", "opsctl ct start 130"),
     ],
 )
 def test_what_stands_in_the_way_is_one_sentence(

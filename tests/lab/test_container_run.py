@@ -101,3 +101,57 @@ def test_a_stop_shuts_the_container_down_and_a_restart_brings_it_up(
     code, done = playbook(node, tmp_path, "restart", "smoke=no")
     assert (code, outcome_of(done, "container")) == (0, "done"), done["findings"]
     assert len(mains(node, "ct129", 30000)) == 1
+
+
+@pytest.mark.parametrize("words", [("stop", "glm5"), ("kill", "glm5"), ("run", "stop", "glm5")])
+def test_a_server_in_a_stopped_container_is_stopped(
+    node: Lab, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Nothing of it can run: exit 0 with the GPUs proven free on the node, and the container stays down."""
+    assert node.pct("stop", "129").exit_code == 0
+    site = ("--yes", "--site", str(node.instance.api_file))
+
+    code, stopped = opsctl(node, tmp_path, *words, *site)
+
+    gpus = stopped["data"].get("gpus") or stopped["data"]["gpu verify"]["gpus"]
+    assert (code, len(gpus), {gpu["state"] for gpu in gpus}) == (0, 8, {"free"})
+    assert "container-stopped" in codes(stopped)
+    assert node.pct("status", "129").stdout == "status: stopped\n"
+
+
+HANG = "trap '' TERM; exec sleep 7351"  # an ignored signal stays ignored
+
+
+@pytest.mark.slow
+def test_a_container_that_does_not_shut_down_runs_on_until_it_may_be_stopped(
+    node: Lab, tmp_path: Path
+) -> None:
+    """A unit inside ignores TERM: exit 20, the server is stopped, the container is not; `resume` asks again.
+
+    With ``force`` it is stopped at once, and that is told.
+    """
+    made = ["systemd-run", "--unit=lab-hang", "-p", "TimeoutStopSec=600", "sh", "-c", HANG]
+    assert node.on("ct129", made).exit_code == 0
+    code, failed = playbook(node, tmp_path, "stop", "shutdown=yes", "shutdown_s=2")
+    finding = next(one for one in failed["findings"] if one["code"] == "did-not-shut-down")
+    left = node.pct("status", "129").stdout
+    hangs = node.on("ct129", ["/usr/bin/pgrep", "-f", "^sleep 7351$"]).stdout
+    words = ("resume", failed["run"], "--yes", "--site", str(node.instance.api_file))
+    again, resumed = opsctl(node, tmp_path, *words, timeout_s=60)
+    node.on("ct129", ["/usr/bin/kill", "-9", *hangs.split()])
+    gone, done = opsctl(node, tmp_path, *words, timeout_s=60)
+
+    assert (code, outcome_of(failed, "container-shutdown")) == (20, "failed")
+    assert "did not shut down within 2 s; it still runs, and nothing was killed" in finding["text"]
+    assert f"opsctl resume {failed['run']}" in finding["next"]
+    assert (left, len(hangs.split())) == ("status: running\n", 1)
+    assert (again, outcome_of(resumed, "container-shutdown")) == (20, "failed")
+    assert (gone, done["outcome"]) == (0, "done"), done["findings"]
+    assert node.pct("status", "129").stdout == "status: stopped\n"
+
+    node.restore()
+    assert node.on("ct129", made).exit_code == 0
+    code, forced = playbook(node, tmp_path, "stop", "shutdown=yes", "shutdown_s=2", "force=yes")
+
+    assert (code, "container-forced" in codes(forced)) == (0, True), forced["findings"]
+    assert node.pct("status", "129").stdout == "status: stopped\n"

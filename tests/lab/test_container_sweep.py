@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ SEALS = {
     "shutdown": [("shutdown", "129")],
 }
 RUN = ("restart", "glm5", "--yes", "--json")
+SNAPSHOT = ("run", "restart", "glm5", "--yes", "--json", "--set", "snapshot=yes")
+SHUTDOWN = ("run", "stop", "glm5", "--yes", "--json", "--set", "shutdown=yes")
 
 
 def at(*steps: str) -> list[str]:
@@ -69,9 +71,9 @@ def site_of(lab: Lab, folder: Path) -> Path:
 class Held:
     """One restart that is halted at a point of its own, and let go on."""
 
-    def __init__(self, lab: Lab, folder: Path, point: str) -> None:
+    def __init__(self, lab: Lab, folder: Path, point: str, run: Sequence[str] = RUN) -> None:
         self.lab, self.folder, self.site = lab, folder, site_of(lab, folder)
-        words = [*RUN, "--site", str(self.site), "--state", str(folder)]
+        words = [*run, "--site", str(self.site), "--state", str(folder)]
         self.child = lab.popen([sys.executable, "-m", "tests.wire.cut_run", point, *words])
         self.out = b""
 
@@ -126,10 +128,10 @@ def seal(lab: Lab, fate: str) -> None:
         assert done.exit_code == 0, done.stderr
 
 
-def check_sealed(lab: Lab, folder: Path, point: str, fate: str) -> None:
+def check_sealed(lab: Lab, folder: Path, point: str, fate: str, run: Sequence[str] = RUN) -> None:
     """Run to the point, seal the container's fate, and look at what the run says; then resume it."""
     folder.mkdir()
-    held = Held(lab, folder, point)
+    held = Held(lab, folder, point, run)
     try:
         assert held.wait_until_held(), f"{point} was not reached"
         seal(lab, fate)
@@ -290,3 +292,107 @@ def test_a_container_that_somebody_starts_meanwhile_is_taken_as_it_is(
 
     assert (code, document["outcome"]) == (0, "done"), document["findings"]
     assert len(mains(node, "ct129", 30000)) == 1
+
+
+@pytest.mark.slow
+def test_a_container_may_end_under_its_snapshot(node: Lab, tmp_path: Path) -> None:
+    """The snapshot is of its storage, and is taken; what comes after finds the container gone, or anew."""
+
+    def check(fate: str, folder: Path) -> None:
+        check_sealed(node, folder, "stop:snapshot", fate, SNAPSHOT)
+
+    try:
+        sweep(["stop", "start", "reboot"], check, tmp_path, node)
+    finally:
+        delete_snapshots(node)
+
+
+@pytest.mark.slow
+def test_a_container_may_end_in_each_step_of_a_stop(node: Lab, tmp_path: Path) -> None:
+    """What it was to stop is stopped then: the run or its `resume` proves that, and starts nothing."""
+    code, up = opsctl(
+        node,
+        tmp_path,
+        "restart",
+        "glm5",
+        "--yes",
+        "--no-smoke",
+        "--site",
+        str(site_of(node, tmp_path)),
+    )
+    assert code == 0, up["findings"]
+
+    def check(point: str, folder: Path) -> None:
+        folder.mkdir()
+        node.restore()
+        held = Held(node, folder, point, SHUTDOWN)
+        try:
+            assert held.wait_until_held(), "not reached"
+            seal(node, "stop")
+            code, document = held.go_on()
+        finally:
+            held.end()
+        where = (document["outcome"], document["findings"])
+        assert (code, document["outcome"]) in ((0, "done"), (30, "cut"), (40, "cut")), where
+        if code:
+            assert "container-stopped" in codes(document), where
+            words = ["resume", document["run"], "--yes", "--site", str(held.site)]
+            code, document = opsctl(node, folder, *words, timeout_s=60)
+        assert (code, document["outcome"]) == (0, "done"), (where, document["findings"])
+        assert node.pct("status", "129").stdout == "status: stopped\n"
+
+    sweep(
+        at("lock", "look", "ask", "collect", "stop", "gpu-memory", "sweep"), check, tmp_path, node
+    )
+
+
+@pytest.mark.slow
+def test_a_container_may_end_or_come_back_under_its_own_shutdown(node: Lab, tmp_path: Path) -> None:
+    """Down already: nothing to do. Started anew meanwhile: it is shut down all the same."""
+    for fate, outcome in (("stop", "unchanged"), ("reboot", "done"), ("start", "done")):
+        folder = tmp_path / fate
+        folder.mkdir()
+        node.restore()
+        held = Held(node, folder, "stop:container-shutdown", SHUTDOWN)
+        try:
+            assert held.wait_until_held()
+            seal(node, fate)
+            code, document = held.go_on()
+        finally:
+            held.end()
+        assert (code, document["outcome"]) == (0, "done"), (fate, document["findings"])
+        assert document["data"]["steps"][-1]["outcome"] == outcome, fate
+        assert node.pct("status", "129").stdout == "status: stopped\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "run"), [("stop:snapshot", SNAPSHOT), ("stop:container-shutdown", SHUTDOWN)]
+)
+def test_a_lock_that_comes_under_a_step_on_the_container_is_exit_50(
+    node: Lab, tmp_path: Path, point: str, run: tuple[str, ...]
+) -> None:
+    """Its holder is told, the container runs on, the lock stays; without it `resume` goes on."""
+    held = Held(node, tmp_path, point, run)
+    try:
+        assert held.wait_until_held()
+        set_lock(node)
+        code, document = held.go_on()
+    finally:
+        held.end()
+    assert (code, document["outcome"]) == (50, "refused"), document["findings"]
+    assert "container-locked" in codes(document)
+    assert node.pct("status", "129").stdout == "status: running\n"
+    assert node.pct("unlock", "129").exit_code == 0, "the lock was gone"
+    words = ["resume", document["run"], "--yes", "--site", str(held.site)]
+    try:
+        code, after = opsctl(node, tmp_path, *words, timeout_s=150)
+    finally:
+        delete_snapshots(node)
+    assert (code, after["outcome"]) == (0, "done"), after["findings"]
+
+
+def delete_snapshots(lab: Lab) -> None:
+    for line in lab.on("pve1", ["/bin/cat", "/etc/pve/lxc/129.conf"]).stdout.splitlines():
+        if line.startswith("[opsctl-"):
+            lab.pct("delsnapshot", "129", line[1:-1])

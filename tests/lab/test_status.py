@@ -76,12 +76,12 @@ def test_two_machines_are_told_apart_by_their_boot_ids(server: Lab) -> None:
 
 
 def test_stopped_container_is_named_with_the_way_to_start_it(clean_lab: Lab) -> None:
-    """Asked for by name, a stopped container is exit 30 and `pct start`."""
+    """Asked for by name, a stopped container is exit 30 and how to start it."""
     done = clean_lab.opsctl(["status", "ct130"])
 
     assert done.exit_code == 30
     assert "container 130 'ct130' on pve1: stopped" in done.stdout
-    assert "next: pct start 130" in done.stderr
+    assert "next: start it: opsctl ct start 130" in done.stderr
 
 
 @pytest.mark.parametrize(

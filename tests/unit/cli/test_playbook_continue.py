@@ -19,6 +19,7 @@ class Named:
 
 
 CTX: Any = SimpleNamespace(ahead=(Named("stop"), Named("launch")))
+LOCKED = "container-locked"
 BEFORE: Any = SimpleNamespace(run=SimpleNamespace(id="r1"))
 
 
@@ -39,6 +40,9 @@ def report(outcome: str, *steps: tuple[str, str], code: str = "x") -> RunReport:
         (BEFORE, report("failed", ("lock", "done"), ("stop", "failed")), False),
         (BEFORE, report("refused", ("look", "refused"), code="overtaken"), False),
         (BEFORE, report("done", ("stop", "done")), False),
+        (None, report("refused", ("ask", "done"), ("snapshot", "refused"), code=LOCKED), True),
+        (None, report("failed", ("ask", "done"), ("stop", "done"), code="did-not-shut-down"), True),
+        (None, report("refused", ("container", "refused"), ("ask", "skipped"), code=LOCKED), False),
     ],
 )
 def test_a_run_stays_open(before: Any, made: RunReport, wanted: bool) -> None:
