@@ -160,7 +160,7 @@ def diff(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> in
     for one in seen:
         mine = [i for i in work.series if work.library[i].package == one.package]
         for change in plan_apply(one, work.library, mine, allow_known_bad=True).changes:
-            old = one.contents.get(change.path) or b""
+            old = one.standing(change.path) or b""
             body = unified(f"{one.module}/{change.path}", old, change.content or b"")
             text.append(body.decode("utf-8", "replace"))
             rows.append({"path": change.path, "before": change.before, "after": change.after})

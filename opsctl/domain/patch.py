@@ -172,6 +172,25 @@ def evaluate(
     return reports
 
 
+def earlier_forms(
+    patches: Sequence[Patch],
+    version: str,
+    contents: Mapping[str, bytes | None],
+    origins: Mapping[str, bytes | None],
+) -> dict[str, bytes | None]:
+    """Return the origin of each file that an earlier opsctl wrote and these patches no longer know.
+
+    The patch has changed since; what stood there before it is known, and goes with the patches at hand.
+    """
+    fitting = [(patch, variant) for patch in patches if (variant := patch.variant(version))]
+    return {
+        path: origin
+        for path, origin in origins.items()
+        if applied_in(path, fitting, contents[path]) is None
+        and applied_in(path, fitting, origin) is not None
+    }
+
+
 def _without_variant(patch: Patch, version: str) -> PatchReport:
     by = patch.superseded_by(version)
     if by is not None:

@@ -33,7 +33,10 @@ class PatchConflictError(ValueError):
 
 
 def changes_for(
-    reports: Sequence[PatchReport], contents: Mapping[str, bytes | None], wanted: Collection[str]
+    reports: Sequence[PatchReport],
+    contents: Mapping[str, bytes | None],
+    wanted: Collection[str],
+    standing: Mapping[str, bytes | None] | None = None,
 ) -> list[FileChange]:
     """Return what must change so that exactly the ``wanted`` patches stand in the files.
 
@@ -41,6 +44,7 @@ def changes_for(
         reports: what ``evaluate`` said, in the same order.
         contents: the same contents.
         wanted: ids that shall stand afterwards; all other patches of ``reports`` shall not.
+        standing: what stands in a file where that is not its content, but an earlier form of a patch.
 
     Raises:
         PatchConflictError: if a file that must change is not understood, or two patches want the same lines.
@@ -51,12 +55,13 @@ def changes_for(
         parts = parts_of(path, fitting)
         applied = applied_in(path, fitting, content)
         goal = frozenset(one for one, _ in parts if one in wanted)
-        if applied == goal:
+        now = (standing or {}).get(path, content)
+        if applied == goal and now == content:
             continue
         if applied is None:
             raise PatchConflictError(f"{path} is not a file that these patches know")
         after = _content_with(path, parts, applied, goal, content)
-        changes.append(FileChange(path, _digest(content), _digest(after), after))
+        changes.append(FileChange(path, _digest(now), _digest(after), after))
     # our own new files first: a hook never stands without the file that it calls, not even for an instant
     return sorted(changes, key=lambda change: (change.before is not None, change.after is None))
 

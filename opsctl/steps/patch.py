@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from opsctl.domain.patch import Patch, evaluate
+from opsctl.domain.patch import Patch, PatchReport, PatchState, earlier_forms, evaluate
 from opsctl.errors import AgentError, CheckFailed, ConfigError, OpsctlError, SafetyRefusal
 from opsctl.output import Finding
 from opsctl.steps.base import Agent
@@ -97,7 +98,18 @@ def look(
     contents = {one["path"]: _unpack(one.get("content")) for one in seen["files"]}
     recorded = [one for one, last in seen["records"].items() if last["action"] == "apply"]
     shipped = {one["path"]: one["shipped"] for one in seen["files"] if one["shipped"]}
-    reports = evaluate(ordered, found["version"], contents, recorded=recorded, shipped=shipped)
+    origins = {
+        one["path"]: _unpack(one["origin"]["content"]) for one in seen["files"] if "origin" in one
+    }
+    older = earlier_forms(ordered, found["version"], contents, origins)
+    earlier = {path: contents[path] for path in older}
+    contents |= older
+    reports = [
+        _as_earlier(report, earlier)
+        for report in evaluate(
+            ordered, found["version"], contents, recorded=recorded, shipped=shipped
+        )
+    ]
     return Look(
         target,
         distribution,
@@ -110,7 +122,19 @@ def look(
         contents,
         seen,
         found,
+        earlier,
     )
+
+
+def _as_earlier(report: PatchReport, earlier: Mapping[str, Any]) -> PatchReport:
+    """Say of a patch whose earlier form stands there that it does: an apply brings the present one."""
+    if report.state is not PatchState.DRIFTED or not report.can_apply:
+        return report
+    paths = [file.path for file in report.files if file.path in earlier]
+    if not paths:
+        return report
+    detail = f"an earlier form of it stands in {', '.join(paths)}; an apply brings the present one"
+    return replace(report, detail=detail)
 
 
 def _locate(agent: Agent, target: Target, distribution: str, module: str) -> Mapping[str, Any]:

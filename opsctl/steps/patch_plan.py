@@ -46,11 +46,18 @@ class Look:
     editable: bool
     others: tuple[str, ...]
     reports: tuple[PatchReport, ...]
-    contents: Mapping[str, bytes | None]
+    contents: Mapping[
+        str, bytes | None
+    ]  # of an earlier form of a patch, what stood there before it
     raw: Mapping[str, Any]  # the agent's reply
     found: Mapping[
         str, Any
     ]  # where the interpreter imports it from: the agent's reply to patch.locate
+    earlier: Mapping[str, bytes | None] = field(default_factory=dict)  # such forms, as they stand
+
+    def standing(self, path: str) -> bytes | None:
+        """Return what stands in a file now."""
+        return self.earlier[path] if path in self.earlier else self.contents.get(path)
 
     def report(self, one: str) -> PatchReport | None:
         return next((report for report in self.reports if report.patch.id == one), None)
@@ -90,7 +97,7 @@ class PatchPlan:
     def reversed(self) -> PatchPlan:
         """Return the transaction that takes this one back, from the contents that were seen before it."""
         changes = tuple(
-            FileChange(c.path, c.after, c.before, self.look.contents.get(c.path))
+            FileChange(c.path, c.after, c.before, self.look.standing(c.path))
             for c in reversed(self.changes)
         )
         action = "revert" if self.action == "apply" else "apply"
@@ -260,8 +267,9 @@ def _changes(seen: Look, after: Collection[str], moving: Collection[str]) -> tup
         if half and paths & _paths(seen, [one]) and FileState.APPLIED in _states(report):
             raise _not_applicable(report)
     contents = {path: content for path, content in seen.contents.items() if path in paths}
+    earlier = {path: seen.earlier[path] for path in paths if path in seen.earlier}
     try:
-        return tuple(changes_for(seen.reports, contents, after))
+        return tuple(changes_for(seen.reports, contents, after, earlier))
     except PatchConflictError as error:
         raise CheckFailed(str(error), code="patch-conflict", subject=seen.root) from error
 

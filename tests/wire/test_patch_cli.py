@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from opsctl.cli import run
 from tests.schemas import read_document
 from tests.wire.patch_place import Place
-from tests.wire.patch_site import FILES, install, snapshot
+from tests.wire.patch_site import FILES, install, sha, snapshot
 
 pytestmark = pytest.mark.wire
 
@@ -36,6 +37,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
 def opsctl(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*argv: str) -> tuple[int, dict[str, Any]]:
         site = ["--site", str(place.folder / "opsctl.yaml")]
+        capsys.readouterr()  # what making patches has said
         code = run([*argv, *site, "--patches", str(place.library), "--json"])
         document: dict[str, Any] = read_document(capsys.readouterr().out)
         assert document["exit_code"] == code
@@ -158,6 +160,84 @@ def test_an_upgrade_and_a_reinstallation_show_as_drift(place: Place, opsctl: Run
     assert code == 20
     assert states(document) == {"one": "conflict", "two": "conflict"}
     assert "1.1 is installed" in document["data"]["patches"][0]["detail"]
+
+
+def newer_form(place: Place, one: str, old: bytes, new: bytes) -> None:
+    """Put another form of a patch into the library, as a newer opsctl has it."""
+    shutil.rmtree(place.library / one)
+    shutil.rmtree(place.folder / f"new-{one}")
+    place.make_patch(one, old, new)
+    added = place.library / one / f"{one}.py"
+    added.write_bytes(added.read_bytes() + b"NEWER = True\n")
+    file = place.library / one / "patch.yaml"
+    data = yaml.safe_load(file.read_text())
+    data["variants"][0]["added"][f"{one}.py"]["sha256"] = sha(added.read_bytes())
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def test_an_earlier_form_of_a_patch_gives_way_to_the_present_one(place: Place, opsctl: Run) -> None:
+    """opsctl was upgraded, and its patch with it: the host's record knows the old form, it is replaced."""
+    before = snapshot(place.root)
+    opsctl("patch", "apply", "demo-server", "--yes")
+    newer_form(place, "one", b"return 1", b"return 11")
+
+    status, seen = opsctl("patch", "status", "demo-server")
+    _, shown = opsctl("patch", "diff", "demo-server")
+    applied, document = opsctl("patch", "apply", "demo-server", "--yes")
+    between = snapshot(place.root)
+    reverted, _ = opsctl("patch", "revert", "demo-server", "--yes")
+
+    assert (status, applied, reverted) == (20, 0, 0)
+    assert states(seen)["one"] == "drifted"
+    assert "an earlier form of it stands in core.py" in seen["data"]["patches"][0]["detail"]
+    assert "-    return 10\n" in shown["data"]["diff"]
+    assert states(document) == {"one": "applied", "two": "applied"}
+    assert b"return 11" in between["core.py"][0]
+    assert b"return 20" in between["core.py"][0]
+    assert between["one.py"][0].endswith(b"NEWER = True\n")
+    assert snapshot(place.root) == before
+
+
+def test_an_earlier_form_of_a_patch_is_taken_away_as_a_whole(place: Place, opsctl: Run) -> None:
+    """Also when only the present form is at hand: the package's own bytes come from the record's backups."""
+    before = snapshot(place.root)
+    opsctl("patch", "apply", "demo-server", "--yes")
+    newer_form(place, "one", b"return 1", b"return 11")
+
+    reverted, _ = opsctl("patch", "revert", "demo-server", "--yes")
+
+    assert reverted == 0
+    assert snapshot(place.root) == before
+
+
+def test_pip_leaves_the_earlier_form_s_own_file_and_an_apply_replaces_it(
+    place: Place, opsctl: Run
+) -> None:
+    """A reinstallation restores the package's files and knows nothing of ours: that is no dead end."""
+    opsctl("patch", "apply", "demo-server", "--yes")
+    newer_form(place, "one", b"return 1", b"return 11")
+    install(place.root.parent)
+
+    applied, document = opsctl("patch", "apply", "demo-server", "--yes")
+
+    assert applied == 0
+    assert states(document) == {"one": "applied", "two": "applied"}
+    assert b"NEWER" in (place.root / "one.py").read_bytes()
+
+
+def test_without_its_backup_an_earlier_form_is_a_conflict(place: Place, opsctl: Run) -> None:
+    """Nothing is guessed: without the bytes that stood there before, the file is not ours to touch."""
+    opsctl("patch", "apply", "demo-server", "--yes")
+    newer_form(place, "one", b"return 1", b"return 11")
+    for backup in (place.folder / "state").rglob("*.orig"):
+        backup.write_bytes(b"damaged")
+    before = snapshot(place.root)
+
+    refused, document = opsctl("patch", "apply", "demo-server", "--yes")
+
+    assert refused == 20
+    assert "neither the pinned file nor a known patch" in document["findings"][-1]["text"]
+    assert snapshot(place.root) == before
 
 
 def test_the_record_of_a_host_tells_who_did_what(place: Place, opsctl: Run) -> None:

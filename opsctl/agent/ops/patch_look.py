@@ -92,10 +92,12 @@ def look(request: Data, context: Any) -> Data:
                 "interrupted", f"a change of {root} was cut: {error}"
             ) from error
     shipped = _read_record(root, request.get("info"))
+    origins = patch_record.origins(state, root)
+    seen = [
+        _look_at(root, path, known, shipped) for path, known in sorted(request["files"].items())
+    ]
     return {
-        "files": [
-            _look_at(root, path, known, shipped) for path, known in sorted(request["files"].items())
-        ],
+        "files": [_with_origin(one, origins.get(one["path"])) for one in seen],
         "recovered": recovered,
         "interrupted": journal if journal and not recovered and not busy else None,
         "busy": busy,
@@ -141,6 +143,18 @@ def _look_at(root: str, path: str, known: list[str], shipped: dict[str, str]) ->
     if seen["sha256"] not in known:
         seen["content"] = patch_record.pack(content)
     return seen
+
+
+def _with_origin(seen: Data, origin: Data | None) -> Data:
+    """Add what stood there before opsctl wrote the file, if it still is as written, and the backup whole."""
+    if origin is None or seen["sha256"] != origin["after"]:
+        return seen
+    try:
+        content = patch_record.read_origin(origin)
+    except OSError:
+        return seen
+    packed = None if content is None else patch_record.pack(content)
+    return dict(seen, origin={"sha256": origin["before"], "content": packed})
 
 
 def _read_record(root: str, info: str | None) -> dict[str, str]:

@@ -150,6 +150,36 @@ def read_records(state: str) -> list[Data]:
     return records
 
 
+def origins(state: str, root: str) -> dict[str, Data]:
+    """Return, per path that stands as opsctl wrote it last, what stood there before opsctl first wrote it.
+
+    Entries: ``after`` (the hash that was written last), ``before`` (the origin's; None: no file), ``backup``.
+    """
+    found: dict[str, Data] = {}
+    for record in read_records(state):
+        if record.get("root") != root or record.get("outcome") != "done":
+            continue
+        for number, entry in enumerate(record["files"]):
+            known = found.pop(entry["path"], None)
+            if known is None or known["after"] != entry["before"]:
+                backup = os.path.join(record["backups"], f"{number}.orig")
+                known = {"before": entry["before"], "backup": backup}
+            if entry["after"] != known["before"]:
+                found[entry["path"]] = dict(known, after=entry["after"])
+    return found
+
+
+def read_origin(origin: Data) -> bytes | None:
+    """Return the bytes of an origin, None for no file. Raises OSError when its backup is gone or damaged."""
+    if origin["before"] is None:
+        return None
+    with open(origin["backup"], "rb") as file:
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != origin["before"]:
+        raise OSError(errno.EIO, "the backup is damaged", origin["backup"])
+    return content
+
+
 def named(operation: Operation) -> Operation:
     """Turn failures, and what the file system says, into the agent's named errors."""
 
