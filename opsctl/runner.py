@@ -15,6 +15,7 @@ from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_c
 
 SKIPPED = "skipped"
 INTERRUPTED = "interrupted"
+CONTAINER = "container"  # starts what everything after it looks into
 CUT = "cut"  # the way broke: what the far side did after that is not known
 RESUMABLE = (None, INTERRUPTED, CUT)
 
@@ -55,6 +56,7 @@ class RunReport:
     steps: list[StepReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     preview: list[tuple[str, list[str]]] = field(default_factory=list)  # dry run: step, lines
+    waits_for: str | None = None  # dry run: the step before which the rest cannot be looked at
     outside: str | None = None  # what happened to the server's place meanwhile, by no step of ours
 
     @property
@@ -112,6 +114,9 @@ class Runner:
             else:
                 lines = item.step.preview(self._ctx)
                 self.report.preview.append((item.name, lines))
+                if item.name == CONTAINER and lines:
+                    self.report.waits_for = item.name
+                    break
         return self.report
 
     def _visit(self, item: PlannedStep) -> None:

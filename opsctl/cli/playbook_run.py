@@ -266,6 +266,7 @@ def show_dry_run(app: App, order: Order, plan: Plan, session: ServerSession) -> 
     """Look for real and print what would be done; nothing is written, not even in the ledger."""
     from dataclasses import asdict
 
+    from opsctl.errors import CouldNotTell
     from opsctl.ledger import Ledger
     from opsctl.runner import Runner
 
@@ -284,12 +285,25 @@ def show_dry_run(app: App, order: Order, plan: Plan, session: ServerSession) -> 
         "plan": [{"step": name, "lines": lines} for name, lines in report.preview],
     }
     document = Document(order.command, outcome, report.exit_code, None, list(report.findings), data)
+    if report.waits_for is not None:
+        document.exit_code = CouldNotTell.exit_code
+        document.findings.append(stopped_in_the_way(ctx))
     lines = [f"{name}: {line}" for name, found in report.preview for line in found]
     text = ["nothing was changed; this would be done:", *(f"  {line}" for line in lines)]
     if report.failed:
-        first = [line for line in lines if line.startswith("container: ")]
-        text = ["nothing was changed, and it would not get as far as the stop", *first]
+        text = ["nothing was changed, and it would not get as far as the stop"]
     return emit(app, document, lambda: "\n".join(text))
+
+
+def stopped_in_the_way(ctx: StepContext) -> Finding:
+    """Say why a dry run shows no more than the container's start."""
+    from opsctl.steps.container import in_words
+
+    text = (
+        f"{in_words(ctx)} is stopped: what comes after its start is looked at, and shown, only then"
+    )
+    step = f"opsctl ct start {ctx.server_name}, then look again; or with --yes instead of --dry-run"
+    return Finding("container-stopped", ctx.server_name, text, step)
 
 
 class ReadOnly:

@@ -92,7 +92,7 @@ class Relay:
     """Opens connections on a host through one channel of its transport. Safe to use from threads."""
 
     def __init__(self, transport: Transport, host: str, port: int) -> None:
-        self._name = transport.name
+        self._name, self._explain = transport.name, transport.explain
         self._target = f"{host} {port}".encode()
         self._channel: Channel = transport.open(
             ["python3", "-I", "-S", "-u", "-c", FAR_SIDE.strip()]
@@ -153,6 +153,9 @@ class Relay:
             if data == b"" or left_s <= 0:
                 words = self._channel.stderr_tail().decode("utf-8", "replace").strip()
                 self._channel.close()
+                known = self._explain(None, words.encode())
+                if known is not None:
+                    raise known
                 raise TransportError(
                     f"{self._name}: no way to the server's port: {words or 'python3 did not start'}",
                     next_step="is python3 installed there? a URL that is reachable works with --url",

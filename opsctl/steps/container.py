@@ -49,7 +49,11 @@ class Container:
             return StepResult(StepOutcome.UNCHANGED, data={"summary": "nothing to start"})
         with opened(ctx) as container:
             refuse_locked(ctx, container)
-            ctx.confirm(f"{in_words(ctx)} is stopped. Start it?")
+            try:
+                ctx.confirm(f"{in_words(ctx)} is stopped. Start it?")
+            except SafetyRefusal as error:
+                error.message = f"{in_words(ctx)} is stopped, and stays so: {error.message}"
+                raise
             left_s = ctx.deadline.left(ctx.clock.now(), START_S)
             result = start(ctx, container, left_s)
             init_pid = container.status().get("pid")

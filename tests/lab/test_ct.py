@@ -211,7 +211,9 @@ def test_a_restart_finds_its_container_stopped_and_brings_it_up(
     code, refused = opsctl(lab, tmp_path, "restart", "glm5", "--no-smoke")
     assert (code, refused["outcome"]) == (50, "refused")
     assert refused["findings"][0]["code"] == "not-confirmed"
-    assert planned[1]["data"]["plan"][0]["step"] == "container"
+    assert "container 129 on pve1 is stopped, and stays so" in refused["findings"][0]["text"]
+    assert (planned[0], planned[1]["outcome"]) == (21, "planned")  # the rest cannot be told yet
+    assert [row["step"] for row in planned[1]["data"]["plan"]] == ["container"]
     assert "start container 129" in planned[1]["data"]["plan"][0]["lines"][0]
     assert lab.pct("status", "129").stdout == "status: stopped\n"
 
