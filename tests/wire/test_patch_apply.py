@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -260,7 +261,9 @@ def run_and_kill(root: Path, state: Path, at: int, forward: bool) -> bool:
 
 def killed_at(call: int, act: Callable[[], object]) -> None:
     """Do it in a child that is killed before its n-th call into the file system, if it makes that many."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child needs none
+        child = os.fork()
     if child == 0:  # never returns into pytest
         left = call
 
