@@ -29,6 +29,7 @@ LEFT_OUT = (
     "sglang/benchmark/",
     "sglang/eval/",
 )
+STATIC_LIBRARY = ".a"
 KERNELS_LEFT_OUT = ("flash_ops.abi3.so", "flashmla_ops.abi3.so")
 
 
@@ -46,7 +47,8 @@ def main() -> int:
         _unpack(wheel, tree / "site", _is_wanted)
     for folder in ("server", "opsctl"):
         for wheel in (work / folder).glob("*.whl"):
-            _unpack(wheel, tree / "pysite", lambda name: True)
+            _unpack(wheel, tree / "pysite", lambda name: not name.endswith(STATIC_LIBRARY))
+    _strip(tree / "pysite" / "xgrammar")
     with tarfile.open(options.out, "w:xz", preset=5) as archive:
         for part in ("site", "pysite"):
             archive.add(tree / part, part)
@@ -63,10 +65,18 @@ def _download(folder: Path, requirements: list[str]) -> None:
     subprocess.run([*command, *requirements], check=True, timeout=1200)
 
 
+def _strip(folder: Path) -> None:
+    """Drop debugging symbols: 51 of 53 MB of xgrammar's library."""
+    for library in folder.glob("*.so"):
+        subprocess.run(["strip", "--strip-unneeded", str(library)], check=True, timeout=60)
+
+
 def _is_wanted(name: str) -> bool:
     if name.startswith("sglang/"):
         return not name.startswith(LEFT_OUT)
-    return "sm100" not in name and not name.endswith(KERNELS_LEFT_OUT)
+    return (
+        "sm100" not in name and not name.startswith("lib/") and not name.endswith(KERNELS_LEFT_OUT)
+    )
 
 
 def _unpack(wheel: Path, into: Path, is_wanted: object) -> None:

@@ -11,9 +11,10 @@ VOCABULARY = 32000
 
 
 def write(folder: Path) -> tuple[Path, Path]:
-    """Write target and draft and return their folders."""
+    """Write target and draft and return their folders; ``target-short`` has a quarter of the layers."""
     target, draft = folder / "target", folder / "draft-eagle3"
     write_model(target, _config(32, architectures=["LlamaForCausalLM"]))
+    write_model(folder / "target-short", _config(8, architectures=["LlamaForCausalLM"]))
     eagle = _config(1, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=VOCABULARY)
     write_model(draft, eagle)
     return target, draft

@@ -7,21 +7,44 @@ JSON, its text and the server's log under --out. A step that fails is reported, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tarfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.gpu import behaviour, timeline
+from tests.gpu.side import Server, load, profile
+from tests.gpu.side import servers as side_servers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LEVELS = "1,2,5,10,20,40,64"
 PORT = 31000
+HOLD = """
+import time, torch
+held = torch.zeros(2 << 30, dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+time.sleep(300)
+"""
 GRAPH_SIZES = [1, 2, 4, 5, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One climb of one server: the ledger's run, and output tokens per second by concurrency."""
+
+    run: str
+    rates: dict[int, float]
 
 
 class Run:
@@ -88,8 +111,13 @@ class Run:
 def setup(run: Run) -> None:
     """Unpack the bundle, write models and site file, print what the machine has."""
     bundle = os.environ["BUNDLE"]
-    with tarfile.open(bundle) as archive:
-        archive.extractall(run.root, filter="data")
+    built = os.environ.get("HOME_BUNDLE", "")
+    for packed in (bundle, *([built] if built else [])):
+        with tarfile.open(packed) as archive:
+            archive.extractall(run.root, filter="data")
+    for part in ("site", "pysite"):  # else the first start of each process compiles it anew
+        argv = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(run.root / part)]
+        subprocess.run(argv, stdout=subprocess.DEVNULL, check=False, timeout=120)
     for stub in ("flashinfer", "IPython", "soundfile.py"):
         source = Path(__file__).parent / "stubs" / stub
         target = run.root / "stubs" / stub
@@ -181,9 +209,15 @@ def _server_environment(root: Path) -> dict[str, str]:
     shim = Path(__file__).parent / "shim"
     paths = [shim, root / "stubs", root / "site", root / "pysite"]
     old = os.environ.get("LD_LIBRARY_PATH")
-    kept = {k: v for k in ("PATH", "CUDA_HOME", "HOME") if (v := os.environ.get(k))}
+    kept = {k: v for k in ("PATH", "CUDA_HOME") if (v := os.environ.get(k))}
+    home = (
+        root / "home"
+    )  # what the server builds at its first start stays here, and can be carried on
+    home.mkdir(exist_ok=True)
     return {
         **kept,
+        "HOME": str(home),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *([old] if old else [])]),
         "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
@@ -250,6 +284,226 @@ def measure(run: Run, servers: str, repeats: str) -> None:
             _measure(run, server, repeat)
 
 
+def side(run: Run, names: str, repeats: str = "3", profiled: str = "") -> None:
+    """Servers side by side, asked in turn: ``side:plain+eagle+dynamic:3`` or ``...:1:profile``."""
+    entries = json.loads(run.site.read_text())["servers"]
+    wanted = names.split("+")
+    for name in wanted:
+        if entries[name].get("patches"):
+            run.opsctl(f"patch-{name}", "patch", "apply", name, "--yes")
+    with side_servers(entries, wanted, PORT + 1000, run.root / "logs") as up:
+        _interleave(run, up, int(repeats), bool(profiled))
+
+
+def _interleave(run: Run, up: dict[str, Server], repeats: int, profiled: bool = False) -> None:
+    """Measure the servers in turn, ``repeats`` times, each time in another order."""
+    for name, server in up.items() if repeats else ():
+        words = ["--levels", LEVELS, "--tokens", "128", "--requests", "1", "--idle", "0"]
+        run.opsctl(f"warm-{name}", "smoke", "--url", server.url, *words, expect=(0, 75))
+    if profiled:
+        for name, server in up.items():
+            _profile_start(run, name, server)
+        for level in (10, 64):
+            _profile(run, {name: up[name] for name in up if name != "eagle"}, level)
+    turns: dict[str, list[Turn]] = {name: [] for name in up}
+    for repeat in range(repeats):
+        order = [*up][repeat % len(up) :] + [*up][: repeat % len(up)]
+        for name in order:
+            if run.left() > 40:
+                turns[name].append(_rates(run, name, up[name], repeat + 1))
+    if repeats:
+        _ratios(run, turns)
+        _compare(run, turns)
+
+
+def _rates(run: Run, name: str, server: Server, repeat: int) -> Turn:
+    """Measure one server once; wrong tokens are a failure."""
+    label = f"{name}-{repeat}"
+    words = ["--levels", LEVELS, "--idle", "0", "--tokens", "256", "--drift", "0"]
+    words += ["--label", label, "--html", str(run.out / f"side-{label}.html")]
+    smoked = run.opsctl(f"side-{label}", "smoke", "--url", server.url, *words, expect=(0, 75))
+    levels = smoked.get("data", {}).get("levels", [])
+    found = {level["concurrency"]: level.get("output_tok_s") or 0.0 for level in levels}
+    print(f"    {name:<8} {repeat}: " + " ".join(f"{v:7.0f}" for v in found.values()), flush=True)
+    for level in levels:
+        ttft, itl = level.get("ttft_ms") or {}, level.get("itl_ms") or {}
+        print(
+            f"      C={level['concurrency']:<3} TTFT {ttft.get('p50')} {ttft.get('p99')}, "
+            f"ITL {itl.get('mean')} {itl.get('p50')} {itl.get('p99')}",
+            flush=True,
+        )
+    return Turn(smoked.get("run") or "", found)
+
+
+def _compare(run: Run, turns: dict[str, list[Turn]]) -> None:
+    """Curves side by side, and the threshold that the measured runs ask for."""
+    ids = {name: [turn.run for turn in found if turn.run] for name, found in turns.items()}
+    sides = [f"{name}={','.join(one)}" for name, one in ids.items() if one]
+    page = ["--html", str(run.out / "compare.html")]
+    compared = run.opsctl("compare", "compare", *sides, *page, expect=(0, 60, 70))
+    _say_findings(compared)
+    if ids.get("plain") and ids.get("eagle"):
+        words = ["--baseline", ",".join(ids["plain"]), "--speculation", ",".join(ids["eagle"])]
+        tuned = run.opsctl("tune", "speculation", "tune", *words, expect=(0, 70))
+        print(json.dumps(tuned.get("data"))[:1500], flush=True)
+
+
+def _ratios(run: Run, turns: dict[str, list[Turn]]) -> None:
+    """Print the ratio of the patched server to the better of the others: median and range."""
+    kept = {name: [turn.rates for turn in found] for name, found in turns.items()}
+    (run.out / "rates.json").write_text(json.dumps(kept, indent=1))
+    rounds = min(len(one) for one in kept.values())
+    if "dynamic" not in kept or len(kept) < 2 or not rounds:
+        return
+    for level in map(int, LEVELS.split(",")):
+        ratios = sorted(
+            kept["dynamic"][i].get(level, 0.0)
+            / max(one[i].get(level, 1.0) for name, one in kept.items() if name != "dynamic")
+            for i in range(rounds)
+        )
+        print(
+            f"    C={level:<3} dynamic / max(others): median {statistics.median(ratios):.3f} "
+            f"of {ratios[0]:.3f} to {ratios[-1]:.3f}",
+            flush=True,
+        )
+
+
+def _profile(run: Run, up: dict[str, Server], level: int) -> None:
+    """Record steps in the middle of answers at one concurrency and print where the time goes."""
+    lines = {}
+    for name, server in up.items():
+        for activities, steps in ((["GPU"], 40), (["CPU", "GPU"], 8)):
+            with load(server, level, tokens=500):
+                time.sleep(1.2)
+                folder = run.out / f"trace-{name}-{level}-{len(activities)}"
+                found = profile(server, folder, steps, activities)
+            if found is None:
+                run.say(f"no trace of {name} at {level}")
+            elif len(activities) == 1:
+                lines[name] = timeline.read(found, steps)
+    for name, line in lines.items():
+        print(f"    {name}, C={level}", flush=True)
+        timeline.show(line, 12)
+        if name != "plain" and "plain" in lines:
+            timeline.show_difference(lines["plain"], line)
+
+
+def behave(run: Run, repeats: str = "0") -> None:
+    """What a plain stretch must not change, and what the draft's cache is worth after one.
+
+    ``attentive`` has a draft that reads its cache, ``control`` the same without the catch-up.
+    """
+    entries = _entries(run)
+    run.opsctl("patch-behave", "patch", "apply", "dynamic", "--yes")
+    measured = ["plain", "eagle", "dynamic"] if int(repeats) else ["plain", "dynamic"]
+    names = [*measured, "tight", "attentive", "control"]
+    with side_servers(entries, names, PORT + 2000, run.root / "logs") as up:
+        cache = {
+            name: [behaviour.acceptance(up[name]) for _ in range(2)]
+            for name in ("attentive", "control")
+        }
+        print(json.dumps(cache, indent=1), flush=True)
+        found = behaviour.check(up["plain"], up["dynamic"], up["tight"])
+        print(json.dumps(found, indent=1), flush=True)
+        _interleave(run, {name: up[name] for name in measured}, int(repeats))
+    (run.out / "behaviour.json").write_text(json.dumps({**found, "draft cache": cache}, indent=1))
+    if found["bad"]:
+        run.failed.append("behave")
+
+
+def _entries(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the site's servers, and variants of the patched one that no site has."""
+    entries: dict[str, dict[str, Any]] = json.loads(run.site.read_text())["servers"]
+    grammar = {"grammar-backend": "xgrammar"}
+    for name in ("plain", "eagle", "dynamic"):
+        entries[name]["args"] = {**entries[name]["args"], **grammar, "max-total-tokens": 24576}
+    dynamic = entries["dynamic"]
+    pressed = {"max-total-tokens": 5000, "schedule-conservativeness": 0.05}
+    entries["tight"] = {**dynamic, "args": {**dynamic["args"], **pressed}}
+    attentive = {**dynamic["env"], "OPSCTL_LAB_WEIGHTS": "attentive"}
+    short = {**dynamic, "model": f"{dynamic['model']}-short"}
+    entries["attentive"] = {**short, "env": attentive}
+    entries["control"] = {**short, "env": {**attentive, "OPSCTL_GPU_NO_CATCH_UP": "1"}}
+    return entries
+
+
+def probe(run: Run) -> None:
+    """Does every GPU compute, asked of the server's own torch."""
+    found = run.opsctl("gpu-probe", "gpu", "probe", "plain")
+    print(json.dumps(found.get("data"))[:1500], flush=True)
+
+
+def neighbour(run: Run) -> None:
+    """A stranger on the same GPU, and a server whose scheduler died while its parent is frozen.
+
+    verify names the stranger, stop ends the whole server, leaves the stranger alone and does not say free.
+    """
+    words = ["--yes", "--no-smoke", "--again", "neighbour"]
+    restarted = run.opsctl("restart-neighbour", "restart", "plain", *words)
+    print(json.dumps(restarted.get("data", {}).get("downtime")), flush=True)
+    found = [run.opsctl("verify-busy", "gpu", "verify", "plain", expect=(20,))]
+    stranger = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE)
+    try:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        found.append(run.opsctl("verify-neighbour", "gpu", "verify", "plain", expect=(20,)))
+        scheduler, parent = _scheduler_and_parent()
+        os.kill(parent, signal.SIGSTOP)
+        os.kill(scheduler, signal.SIGKILL)
+        time.sleep(1)
+        found.append(run.opsctl("status-half-dead", "status", "plain", expect=(0, 20, 30, 60)))
+        found.append(run.opsctl("verify-half-dead", "gpu", "verify", "plain", expect=(20,)))
+        found.append(run.opsctl("stop-neighbour", "stop", "plain", "--yes", expect=(20,)))
+        run.say(f"the stranger, pid {stranger.pid}, lives: {stranger.poll() is None}")
+        run.say(f"the server's parent, pid {parent}, lives: {Path(f'/proc/{parent}').exists()}")
+    finally:
+        stranger.kill()
+        stranger.wait()
+    found.append(run.opsctl("verify-alone", "gpu", "verify", "plain"))
+    for document in found:
+        _say_findings(document)
+
+
+def _scheduler_and_parent() -> tuple[int, int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cmdline").read_bytes().startswith(b"sglang::scheduler"):
+                after = (entry / "stat").read_text().rpartition(")")[2].split()
+                return int(entry.name), int(after[1])
+    raise RuntimeError("no scheduler runs")
+
+
+def _say_findings(document: dict[str, Any]) -> None:
+    for finding in document.get("findings", []):
+        print(f"    {document['schema']}: {json.dumps(finding)[:600]}", flush=True)
+
+
+def health(run: Run) -> None:
+    """The health gate and doctor on real data."""
+    for name, words in (
+        ("doctor", ["doctor", "plain"]),
+        ("gpu-status", ["gpu", "status", "plain"]),
+    ):
+        _say_findings(run.opsctl(name, *words, expect=(0, 10, 30, 40, 41)))
+
+
+def keep(run: Run) -> None:
+    """Pack what the servers built at their first start, for the next bare machine."""
+    with tarfile.open(run.out.parent / "home.tar.xz", "w:xz", preset=1) as archive:
+        archive.add(run.root / "home", "home")
+    out = Path(os.environ.get("OUT", run.out))
+    shutil.copy(run.out.parent / "home.tar.xz", out)
+
+
+def _profile_start(run: Run, name: str, server: Server) -> None:
+    """Record the first steps of five requests: what a request waits for before its first token."""
+    with load(server, 5, tokens=8, delay_s=1.5):
+        found = profile(server, run.out / f"start-{name}", 9, ["CPU", "GPU"])
+    if found:
+        print(f"    {name}, the first steps of five requests:", flush=True)
+        timeline.show_steps(found)
+
+
 def incident(run: Run) -> None:
     """The incident's patch: the crash must be found, bracketed and explained."""
     refused = run.opsctl("patch-refused", "patch", "apply", "incident", "--yes", expect=(50,))
@@ -266,15 +520,15 @@ def incident(run: Run) -> None:
     run.opsctl("stop-incident", "stop", "incident", "--yes", "--sweep")
 
 
-def updown(run: Run) -> None:
-    """The patched server up and down over the threshold, twice, with answers checked."""
-    done = run.opsctl(
-        "restart-updown", "restart", "dynamic", "--yes", "--no-smoke", "--again", "up and down"
-    )
+def updown(run: Run, turns: str = "2") -> None:
+    """The patched server up and down over the threshold, with answers checked."""
+    words = ["--yes", "--no-smoke", "--again", "up and down"]
+    done = run.opsctl("restart-updown", "restart", "dynamic", *words)
+    print(json.dumps(done.get("data", {}).get("downtime")), flush=True)
     if done.get("exit_code") != 0:
         _show_log(run, "dynamic")
         return
-    for turn in ("1", "2"):
+    for turn in range(int(turns)):
         words = ["--levels", "1,2,3,5,10,40", "--down", "--tokens", "128", "--drift", "0"]
         _table(run.opsctl(f"updown-{turn}", "smoke", "dynamic", *words, expect=(0, 75)))
     run.opsctl("logs-updown", "logs", "dynamic", "-n", "400")
@@ -292,6 +546,12 @@ STEPS: dict[str, Callable[..., None]] = {
     "setup": setup,
     "facts": facts,
     "measure": measure,
+    "side": side,
+    "behave": behave,
+    "probe": probe,
+    "neighbour": neighbour,
+    "health": health,
+    "keep": keep,
     "incident": incident,
     "updown": updown,
     "killed": killed,
@@ -314,7 +574,11 @@ def main() -> int:
     for step in options.steps:
         name, *arguments = step.split(":")
         run.say(f"== {step}")
-        STEPS[name](run, *arguments)
+        try:
+            STEPS[name](run, *arguments)
+        except Exception:  # noqa: BLE001 - the next step is worth its device time
+            run.failed.append(step)
+            traceback.print_exc(limit=4)
     options.out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(options.out / "results.tar.gz", "w:gz") as archive:
         archive.add(run.out, "results")

@@ -5,6 +5,8 @@ OPSCTL_LAB_WEIGHTS says which:
     answer can be worked out; an EAGLE-3 draft is right once per step (acceptance length 2).
 ``random``: seeded random weights in which attention and so the KV cache decide the answer. Run with
     ``--dtype float32``: then the tokens are the same at every batch size.
+``attentive``: as known, but the draft is right only while its KV cache holds (nearly) all positions before:
+    its one attention layer measures the share of positions that were ever written.
 ``dummy``: what SGLang itself fills in.
 """
 
@@ -16,6 +18,7 @@ import torch
 FACTOR, OFFSET = 17, 3
 EMBEDDING_SEED = 4242
 RANDOM_SCALE = 0.15
+DECOY = 1 / 20  # of the width, against 1 / 64 for the right token
 
 
 def loader(module):
@@ -28,6 +31,8 @@ def loader(module):
         with torch.no_grad():
             if kind == "known":
                 known(model)
+            elif kind == "attentive":
+                attentive(model)
             elif kind == "random":
                 random(model)
 
@@ -57,6 +62,39 @@ def known(model):
         fc[:, :width].copy_(torch.eye(width, dtype=fc.dtype))
     if "model.fc.bias" in parameters:
         parameters["model.fc.bias"].zero_()
+
+
+def attentive(model):
+    """Known weights, and a decoy that the draft proposes once part of its KV cache is missing.
+
+    Dimension 0 of every embedding is 1, dimension 1 is 0. In the draft queries and keys are 0, so
+    attention is the mean of the values, and a value is 1 in dimension 0 wherever a position was written:
+    the mean is the share of written positions. It goes to dimension 1, which holds the decoy (token 3) down.
+    """
+    known(model)
+    _constant_and_free(model.lm_head.weight)
+    if "model.embed_tokens.weight" in dict(model.named_parameters()):
+        _constant_and_free(model.model.embed_tokens.weight, constant=1.0)
+    if not type(model).__name__.endswith("Eagle3"):
+        return
+    parameters = dict(model.named_parameters())
+    qkv = next(w for name, w in parameters.items() if name.endswith("qkv_proj.weight"))
+    out = next(w for name, w in parameters.items() if name.endswith("o_proj.weight"))
+    heads = model.config.num_attention_heads
+    size = out.shape[1] // heads  # of one head
+    values = (qkv.shape[0] - out.shape[1]) // 2
+    qkv.zero_()
+    qkv[-values::size, 0] = 1.0  # the first dimension of each value head
+    out.zero_()
+    out[1, 0] = 1.0
+    decoy = model.lm_head.weight[3]
+    decoy.zero_()
+    decoy[0], decoy[1] = DECOY * len(decoy), -DECOY * len(decoy)
+
+
+def _constant_and_free(weight, constant=0.0):
+    weight[:, 0] = constant
+    weight[:, 1] = 0.0
 
 
 def random(model):
