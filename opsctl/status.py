@@ -19,8 +19,9 @@ from opsctl.session import Hosts, ServerSession
 from opsctl.steps.picture import Picture, take_picture
 
 if TYPE_CHECKING:
+    from opsctl.agent.client import Agent
     from opsctl.last_run import FailedRun
-    from opsctl.site import Site
+    from opsctl.site import Server, Site
 
 T = TypeVar("T")
 COMMAND_TIMEOUT_S = 20.0
@@ -181,10 +182,14 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
     found = _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port]))
     view.leftovers = tuple(item for item in found or () if _is_left_over(item, view.judgement))
     if server.python is not None:
-        view.package = _or_note(
-            view, lambda: read_package(session.agent, str(server.python), "sglang")
-        )
+        view.package = _or_note(view, lambda: _package(session.agent, server))
     return view
+
+
+def _package(agent: Agent, server: Server) -> Package:
+    """Ask in the folder and the environment of the launch: PYTHONPATH decides what it imports."""
+    env = {name: value for name, value in server.env.items() if isinstance(value, str)}
+    return read_package(agent, str(server.python), "sglang", cwd=server.cwd, env=env)
 
 
 def _is_left_over(item: Leftover, judgement: Judgement) -> bool:
