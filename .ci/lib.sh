@@ -23,11 +23,12 @@ one_at_a_time() {
   echo "make $1 (pid $$, since $(date '+%H:%M:%S'), in $ROOT)" >"$lock.who"
 }
 
-# The processes that have a file open as descriptor 9.
+# The processes that have a file open as descriptor 9, but for this shell and its own.
 holders() {
-  local link
+  local link pid
   for link in /proc/[0-9]*/fd/9; do
-    if [ "$(readlink "$link" 2>/dev/null)" = "$1" ]; then link=${link#/proc/}; [ "${link%%/*}" = $$ ] || printf '%s ' "${link%%/*}"; fi
+    pid=${link#/proc/} pid=${pid%%/*}
+    if [ "$link" -ef "$1" ] && [ "$pid" != $$ ] && [ "$pid" != "$BASHPID" ]; then printf '%s ' "$pid"; fi
   done
 }
 
