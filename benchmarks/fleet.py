@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,21 +33,20 @@ def run() -> list[Figure]:
         measured = subprocess.run(inside, **quiet).stdout
     finally:
         subprocess.run([*lab, "down"], **quiet)
-    return [Figure(**figure) for figure in json.loads(measured)]
+    return [Figure(**json.loads(line)) for line in measured.splitlines()]
 
 
-def measure(count: int) -> list[Figure]:
+def measure(count: int) -> Iterator[Figure]:
     """Measure every tool as a whole process over the same hosts."""
     names = [f"h{number}" for number in range(1, count + 1)]
     ours = process([sys.executable, "-m", "opsctl", "status", "--json"])
-    figures = []
-    for title, argv, limit in peers(names):
-        mine, theirs = in_turns(ours, process(argv), 3)
-        figures.append(Figure(f"status of {count} hosts / {title}", mine, theirs, limit))
-    return figures
+    with tempfile.TemporaryDirectory() as folder:
+        for title, argv, limit in peers(names, Path(folder)):
+            mine, theirs = in_turns(ours, process(argv), 3)
+            yield Figure(f"status of {count} hosts / {title}", mine, theirs, limit)
 
 
-def peers(names: list[str]) -> list[tuple[str, list[str], float]]:
+def peers(names: list[str], folder: Path) -> list[tuple[str, list[str], float]]:
     """Return the tools that are installed, each with the same shell script on all hosts at once."""
     found = [("fabric group", [sys.executable, "-m", "benchmarks.fleet_peer", *names], 1.0)]
     many = str(len(names))
@@ -53,7 +54,9 @@ def peers(names: list[str]) -> list[tuple[str, list[str], float]]:
         ssh = f"-F {Path.home() / '.ssh/config'}"
         found.append(("clush", [clush, "-o", ssh, "-f", many, "-w", ",".join(names), FACTS], 1.0))
     if pyinfra := which("pyinfra"):
-        options = ["-y", "--parallel", many, ",".join(names), "exec", "--"]
+        inventory = folder / "hosts.py"  # as an argument, a hundred names are too long for a path
+        inventory.write_text(f"hosts = {names!r}\n")
+        options = ["-y", "--parallel", many, str(inventory), "exec", "--"]
         found.append(("pyinfra", [pyinfra, *options, FACTS], 1.0))
     return found
 
@@ -65,4 +68,5 @@ def which(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(figure) for figure in measure(int(sys.argv[1]))]))
+    for figure in measure(int(sys.argv[1])):
+        print(json.dumps(asdict(figure)), flush=True)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+TIMEOUT_S = 180  # a slow peer on a busy machine
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -73,7 +75,9 @@ def process(argv: Sequence[str], allowed: Sequence[int] = (0,)) -> Callable[[], 
     """Return a call that runs a whole process and insists on its exit code."""
 
     def run() -> None:
-        done = subprocess.run(list(argv), env=as_installed(), capture_output=True, timeout=60)
+        done = subprocess.run(
+            list(argv), env=as_installed(), capture_output=True, timeout=TIMEOUT_S
+        )
         if done.returncode not in allowed:
             raise RuntimeError(f"{argv[0]} ended with {done.returncode}: {done.stderr[-300:]!r}")
 
