@@ -132,6 +132,20 @@ def test_074_only_segments_of_dead_owners_are_swept(alive: bool, swept: int) -> 
     assert sum(verdict.removes for verdict in verdicts) == swept
 
 
+def test_075_who_keeps_the_card_busy_is_named_and_nothing_resets_it() -> None:
+    """The daemon that makes a reset fail is shown as what it is; no line of opsctl asks for a reset."""
+    assert "In use by another client" in case("075")
+    daemon = proc(1346, 1, "nvidia-persistenced", exe="/usr/bin/nvidia-persistenced")
+    open_device = {1346: detail(1346, gpu_devices=("/dev/nvidia0",))}
+    found = select(server(), system(daemon), open_device, [], view())
+    assert [judged.pid for judged in found.protected] == [1346]
+    assert "persistence daemon" in found.protected[0].reason
+    sources = [path.read_text() for path in (Path(__file__).parents[3] / "opsctl").rglob("*.py")]
+    assert not [
+        text for text in sources if re.search(r"gpu-reset|nvmlDeviceReset|cudaDeviceReset", text)
+    ]
+
+
 def test_076_the_xids_of_a_killed_monitor_refuse_a_launch_and_the_monitor_is_protected() -> None:
     """119 and 120 are fatal while the driver does not say otherwise."""
     lines = tuple(case("076").splitlines())
