@@ -157,6 +157,9 @@ class LabApiPeer(LabPeer):
     def expire_tickets(self) -> None:
         self._switch(tickets_gone_before_s=time.time())
 
+    def slow_start(self, seconds: float) -> None:
+        self._switch(delay_s={"vzstart": seconds})
+
     @contextmanager
     def hold_config_lock(self, seconds: float) -> Iterator[None]:
         """pct waits 0.3 s for it instead of 10."""

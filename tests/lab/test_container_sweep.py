@@ -248,6 +248,29 @@ def test_a_lock_that_comes_meanwhile_is_in_nobodys_way(node: Lab, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_restart_whose_lxc_attach_dies_is_resumed_without_a_second_launch(
+    node: Lab, tmp_path: Path
+) -> None:
+    """The way in is gone, the server comes up all the same: `resume` finds it, and launches nothing."""
+    held = Held(node, tmp_path, "stop:ready")
+    try:
+        assert held.wait_until_held()
+        launched = mains(node, "ct129", 30000)
+        done = node.on("pve1", ["/usr/bin/pkill", "-9", "-f", "^lxc-attach -n 129 --keep-env"])
+        assert done.exit_code == 0, "there was no lxc-attach"
+        code, cut = held.go_on()
+    finally:
+        held.end()
+    words = ["resume", cut["run"], "--yes", "--site", str(held.site)]
+    resumed, after = opsctl(node, tmp_path, *words, timeout_s=150)
+
+    assert (cut["outcome"], code in (30, 40)) == ("cut", True), cut["findings"]
+    assert (resumed, after["outcome"]) == (0, "done"), after["findings"]
+    assert mains(node, "ct129", 30000) == launched
+    assert failures(node) == []
+
+
+@pytest.mark.slow
 def test_a_resume_that_a_lock_refuses_can_be_resumed(node: Lab, tmp_path: Path) -> None:
     """Stopped and locked, as a backup in stop mode leaves it: exit 50 and still open; then it goes on."""
     folder = tmp_path / "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from opsctl.session import open_session
 from opsctl.site import load_site
 from tests.lab.fixture import Lab
-from tests.lab.stopping import cleared, opsctl
+from tests.lab.stopping import cleared, opsctl, wait_for
 from tests.schemas import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
@@ -113,6 +114,24 @@ def test_exec_passes_words_whole_and_tells_the_true_end(node: Lab) -> None:
     assert (killed[0], killed[1]["data"]["exit_code"]) == (20, 137)
     assert (absent[0], absent[1]["data"]["exit_code"]) == (20, 127)
     assert (late[0], late[1]["findings"][0]["code"], left) == (20, "exec-timeout", "")
+
+
+def test_an_exec_is_heard_to_its_end_when_lxc_attach_dies(node: Lab) -> None:
+    """The command holds the pipes itself, and our own line reports its end: not lxc-attach's exit code."""
+    ct(node, "start", "ct130", "--yes")
+    words = ["ct", "exec", "--json", "--site", str(node.site_file), "ct130", "--"]
+    words += ["sh", "-c", "sleep 4; echo there; exit 3", "lab-attach"]
+    with node.popen([sys.executable, "-m", "opsctl", *words]) as child:
+        inside = ["/usr/bin/pgrep", "-f", "^sleep 4$"]
+        wait_for(lambda: node.on("ct130", inside).stdout, "the command inside")
+        killed = node.on("pve1", ["/usr/bin/pkill", "-9", "-f", "^lxc-attach -n 130 .*lab-attach"])
+        out, err = child.communicate(timeout=60)
+
+    assert killed.exit_code == 0, "there was no lxc-attach"
+    assert out, err.decode()
+    told = read_document(out.decode())
+    assert (child.returncode, told["data"]["exit_code"]) == (20, 3)
+    assert told["data"]["stdout"] == "there\n"
 
 
 def test_exec_in_a_stopped_container_says_so(node: Lab) -> None:

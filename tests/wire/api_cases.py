@@ -133,6 +133,21 @@ class ApiCases:
         assert "lacks Sys.Audit on /nodes/pve1" in finding["text"]
         assert "unlock" not in finding["next"]
 
+    def test_a_task_that_does_not_end_in_time_is_no_success(
+        self, peer: ApiPeer, tmp_path: Path
+    ) -> None:
+        """Exit 21 with the task and where to watch it; the node goes on with it."""
+        peer.set_state("stopped")
+        peer.slow_start(2.0)
+        with opened(tmp_path, peer, peer.access()) as container:
+            with pytest.raises(OpsctlError, match="did not end within 0 s") as caught:
+                container.act("start", timeout_s=0.4)
+            container.wait(caught.value.subject, timeout_s=30)
+
+        assert (caught.value.exit_code, caught.value.code) == (21, "task-timeout")
+        assert f"/tasks/{caught.value.subject}/log" in str(caught.value.next_step)
+        assert peer.state() == "running"
+
     def test_a_busy_container_is_tried_again(self, peer: ApiPeer, ct_of: CtOf) -> None:
         """'got timeout' for a moment: another task had the configuration; then it starts."""
         peer.set_state("stopped")

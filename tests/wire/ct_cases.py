@@ -194,6 +194,26 @@ class CtCases:
         assert shown[made]["description"] == "before the patch"
         assert (shown[made]["own"], shown["mine"]["own"]) == (True, False)
 
+    @pytest.mark.parametrize(
+        ("words", "gone"),
+        [
+            (("--older-than", "5"), ["opsctl-c", "opsctl-b"]),
+            (("--keep", "1", "--older-than", "15"), ["opsctl-c"]),
+        ],
+    )
+    def test_own_snapshots_are_pruned_by_age(
+        self, ct: Ct, peer: Peer, words: tuple[str, ...], gone: list[str]
+    ) -> None:
+        """Older than so many days; with a count only what is beyond both. The operator's own stays."""
+        for name, age in (("opsctl-a", 1), ("opsctl-b", 10), ("opsctl-c", 20), ("mine", 99)):
+            peer.set_snapshot(name, age)
+
+        code, done = ct("snapshot", "130", *words, "--yes")
+
+        left = {"opsctl-a", "opsctl-b", "opsctl-c", "mine", done["data"]["snapshot"]} - set(gone)
+        assert (code, done["data"]["deleted"]) == (0, gone)
+        assert peer.snapshots() == sorted(left)
+
     def test_a_storage_without_snapshots_deletes_nothing(self, ct: Ct, peer: Peer) -> None:
         """The node says why; the old snapshots stay."""
         peer.set_snapshot("opsctl-a", 9)

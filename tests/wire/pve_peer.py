@@ -85,6 +85,9 @@ class ApiPeer(Peer, Protocol):
     def expire_tickets(self) -> None:
         """Let every ticket that was given so far be too old."""
 
+    def slow_start(self, seconds: float) -> None:
+        """Let a start take so long."""
+
     def hold_config_lock(self, seconds: float) -> Any:
         """Hold the container's configuration as another task does; a context manager."""
 
@@ -231,6 +234,9 @@ class FakePeer:
     def expire_tickets(self) -> None:
         for ticket in self.pve.tickets.values():
             ticket["expires"] = time.time() - 1
+
+    def slow_start(self, seconds: float) -> None:
+        self.fake.start_secs = seconds * 50  # its seconds are fifty times shorter
 
     @contextmanager
     def hold_config_lock(self, seconds: float) -> Iterator[None]:
