@@ -34,6 +34,7 @@ SMALL = ("--lab-mem-mib", "2048")
 def host(clean_lab: Lab) -> Iterator[Lab]:
     with cleared(clean_lab, "ct129", "pve1", "gpu1"):
         yield clean_lab
+        clean_lab.on("ct129", ["sh", "-c", "systemctl stop 'opsctl-*'; rm -rf /var/lib/opsctl"])
 
 
 def begun(lab: Lab, state: Path, *words: str) -> Any:
