@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from opsctl.site import Host, Server, Site
     from opsctl.stopped_inside import StoppedInside
 
+# containers that use their node's own connection: sshd opens 10 sessions on one (MaxSessions), and the
+# node's agent and its `pct` commands need some of them
+SHARED_BY = 4
 # what of a host's entry says how to reach it
 WAY = ("local", "ssh", "pct", "via", "become", "identity_file", "config_file", "known_hosts")
 
@@ -36,18 +40,25 @@ class Hosts:
         self._transports: dict[str, Transport] = {}
         self._agents: dict[str, RemoteAgent] = {}
         self._begun: dict[str, Future[RemoteAgent]] = {}
+        self._lent: Counter[str] = Counter()
         self._locks: dict[str, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a container's transport asks for its node's
 
     def transport(self, name: str) -> Transport:
         """Return the transport of a host; nothing is connected yet."""
         with self._guard:
             if name not in self._transports:
                 self._transports[name] = open_transport(
-                    transport_entry(self.site.host(name)),
-                    lambda other: transport_entry(self.site.host(other)),
+                    transport_entry(self.site.host(name)), self._node
                 )
             return self._transports[name]
+
+    def _node(self, name: str) -> Transport:
+        """Return the way to a container's node: the node's own, for the first few containers."""
+        self._lent[name] += 1
+        if self._lent[name] > SHARED_BY:
+            return open_transport(transport_entry(self.site.host(name)))
+        return self.transport(name)
 
     def agent(self, name: str) -> RemoteAgent:
         """Return the agent of a host, started on first use.

@@ -10,7 +10,7 @@ from opsctl.transport.base import Transport
 
 
 def open_transport(
-    entry: Mapping[str, Any], lookup: Callable[[str], Mapping[str, Any]] | None = None
+    entry: Mapping[str, Any], reach: Callable[[str], Transport] | None = None
 ) -> Transport:
     """Return the transport that one host entry of the site file describes; it connects on first use.
 
@@ -18,7 +18,8 @@ def open_transport(
         entry: ``{"local": True}``, ``{"ssh": "root@host:22"}`` or ``{"pct": 129, "via": "pve1"}``, each
             with an optional ``become: sudo`` (not for pct: it belongs to the node). For ssh also
             ``config_file``, ``known_hosts``, ``identity_file``, ``connect_timeout_s``.
-        lookup: returns the entry of another host by its name, for ``via``.
+        reach: returns the transport to another host by its name, for ``via``: a container and its node
+            share one connection.
     """
     become = entry.get("become")
     if entry.get("ssh"):
@@ -38,9 +39,9 @@ def open_transport(
         via = entry.get("via")
         if via is None:
             return PctTransport(int(entry["pct"]), open_transport({"local": True}), "this machine")
-        if lookup is None:
+        if reach is None:
             raise ConfigError(f"the host '{via}' that container {entry['pct']} is on is not known")
-        return PctTransport(int(entry["pct"]), open_transport(lookup(via), lookup), via)
+        return PctTransport(int(entry["pct"]), reach(via), via)
     from opsctl.transport.local import LocalTransport
 
     return LocalTransport(become)

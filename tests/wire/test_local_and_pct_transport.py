@@ -202,10 +202,11 @@ def test_empty_output_with_exit_1_is_data(node: LocalTransport) -> None:
 
 def test_a_host_entry_becomes_its_transport() -> None:
     """The three forms of the site file, and a node that nobody described."""
-    hosts = {"pve1": {"ssh": "root@192.0.2.6", "become": "sudo"}}
-    container = open_transport({"pct": 129, "via": "pve1"}, hosts.__getitem__)
+    node = open_transport({"ssh": "root@192.0.2.6", "become": "sudo"})
+    container = open_transport({"pct": 129, "via": "pve1"}, {"pve1": node}.__getitem__)
 
-    assert container.name == "pct:129 via pve1"
+    assert isinstance(container, PctTransport)
+    assert (container.name, container.via) == ("pct:129 via pve1", node)
     assert open_transport({"local": True}).name == "local"
     assert open_transport({"ssh": "root@[::1]:22"}).name == "ssh:root@::1:22"
     with pytest.raises(ConfigError):
