@@ -193,6 +193,7 @@ def test_the_same_server_in_namespaces_of_its_own_lives(
         assert "port-held" not in named, result.findings
 
 
+@pytest.mark.orphans  # nothing of ours runs: another test's server of this model would be a doubt, too
 @needs_root
 def test_the_same_server_in_another_network_namespace_alone_is_a_doubt(
     port: int, tmp_path: Path
@@ -204,6 +205,7 @@ def test_the_same_server_in_another_network_namespace_alone_is_a_doubt(
         assert all(is_alive(pid) for pid in theirs)
 
 
+@pytest.mark.orphans  # nothing of ours runs: another test's server of this model would be a doubt, too
 @needs_root
 def test_a_container_s_server_on_the_same_port_number_keeps_nobody_from_starting(
     port: int, tmp_path: Path
