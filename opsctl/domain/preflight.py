@@ -18,6 +18,8 @@ SHM_BYTES_WITH_TP = (
 
 ENOUGH_FILES = 16384  # each request in flight is a connection; SGLang itself holds some hundred
 
+PROXIES = ("http_proxy", "all_proxy")  # the warm-up is plain HTTP
+
 Capability = tuple[int, int]
 
 
@@ -80,6 +82,7 @@ class Wanted:
     ours: frozenset[int] = field(
         default_factory=frozenset
     )  # pids of the server that will be stopped
+    env: Mapping[str, str] = field(default_factory=dict)  # of the launch, secrets as a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def judge_preflight(
     problems += _backends(wanted)
     problems += _driver(wanted, survey.get("interpreter"))
     warnings += _limits(wanted, survey)
+    warnings += _proxy(wanted)
     found_problems, found_unsure = _gpus(wanted)
     problems += found_problems
     unsure += found_unsure
@@ -216,6 +220,19 @@ def _limits(wanted: Wanted, survey: Mapping[str, Any]) -> list[Finding]:
     text = f"the server will get {hard} file descriptors, not {wanted.nofile}"
     step = "raise it in limits.conf or in the container's configuration"
     return [Finding("nofile", "RLIMIT_NOFILE", text, step)]
+
+
+def _proxy(wanted: Wanted) -> list[Finding]:
+    """Its warm-up is an HTTP request to itself; through a proxy it fails with the proxy's 502 (case 059)."""
+    names = [name for name in PROXIES if wanted.env.get(name) or wanted.env.get(name.upper())]
+    host = value_of(wanted.argv, ("--host",)) or "127.0.0.1"
+    own = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else host
+    listed = wanted.env.get("no_proxy") or wanted.env.get("NO_PROXY") or ""
+    exempt = {item.strip() for item in listed.split(",")}
+    if not wanted.is_sglang or not names or exempt & {"*", own}:
+        return []
+    text = f"the server's env sets {names[0]}, and no_proxy does not name {own}: the warm-up asks the proxy"
+    return [Finding("proxy", "env", text, f"add {own} to no_proxy in the server's env")]
 
 
 def _gpus(wanted: Wanted) -> tuple[list[Finding], list[Finding]]:

@@ -221,6 +221,7 @@ def judge(
         gpus=tuple(gpu for gpu in report.gpus if gpu.uuid in uuids),
         expected_gpus=server.gpus.expect,
         ours=own_holders(ctx, surveyed["port"]["holders"]),
+        env=plan.public_env,
     )
     verdict = judge_preflight(wanted, surveyed, parser)
     health = judge_health(report, uuids)

@@ -219,3 +219,25 @@ def test_an_older_driver_of_the_same_major_serves() -> None:
     newer = {"package_origin": "/v", "package_version": "1", "torch_cuda": "13.2"}
 
     assert judge_preflight(wanted(), survey(interpreter=newer), PARSED).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "warned"),
+    [
+        ((), {}, False),
+        ((), {"HTTP_PROXY": "http://192.0.2.1:3128"}, True),
+        ((), {"all_proxy": "socks5://192.0.2.1", "no_proxy": "localhost"}, True),
+        ((), {"http_proxy": "http://192.0.2.1:3128", "NO_PROXY": "10.0.0.0/8, 127.0.0.1"}, False),
+        ((), {"http_proxy": "http://192.0.2.1:3128", "no_proxy": "*"}, False),
+        (("--host", "0.0.0.0"), {"http_proxy": "x", "no_proxy": "127.0.0.1"}, False),
+        (("--host", "192.0.2.7"), {"http_proxy": "x", "no_proxy": "127.0.0.1"}, True),
+        ((), {"https_proxy": "http://192.0.2.1:3128"}, False),
+    ],
+)
+def test_a_proxy_between_the_server_and_its_own_warm_up_is_told(
+    flags: tuple[str, ...], env: dict[str, str], warned: bool
+) -> None:
+    """Its 502 ends the start as a failed warm-up (rule 30, case 059)."""
+    verdict = judge_preflight(wanted(*flags, env=env), survey(), PARSED)
+
+    assert [one.code for one in verdict.warnings if one.code == "proxy"] == ["proxy"] * warned
