@@ -29,6 +29,7 @@ PREFLIGHT_GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("backends", ("unsupported-arch",), "the chosen backends run on these GPUs"),
     ("driver-major", ("driver-mismatch",), "the driver's CUDA serves torch's"),
     ("ulimit-server", ("nofile",), "enough file descriptors for this server"),
+    ("proxy-server", ("proxy",), "no proxy between the server and its own warm-up"),
     ("gpu-count", ("gpu-count", "gpu-unknown", "gpu-fault", "gpu-missing"), "as many as the arguments want"),
     ("sglang", ("no-sglang",), "installed for the launch interpreter"),
     ("arguments", ("arguments", "arguments-unknown"), "accepted by the installed parser"),
