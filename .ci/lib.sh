@@ -16,8 +16,10 @@ one_at_a_time() {
   mkdir -p "$(dirname "$lock")"
   exec 9>>"$lock"
   if ! flock -w 3 9; then # a run that was killed needs a moment to end what it had started
-    echo "make $1: refused, '$(cat "$lock.who" 2>/dev/null || echo 'another run')' is still at work; wait for it, or stop it first:" \
-      "kill $(holders "$lock")" >&2
+    local who how="or stop it first: kill $(holders "$lock")"
+    who=$(cat "$lock.who" 2>/dev/null || echo 'another run')
+    case $who in *" in $ROOT)") ;; *) how="it is another checkout's, and the machine has room for one" ;; esac
+    echo "make $1: refused, '$who' is still at work; wait for it, $how" >&2
     exit 1
   fi
   echo "make $1 (pid $$, since $(date '+%H:%M:%S'), in $ROOT)" >"$lock.who"

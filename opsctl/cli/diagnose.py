@@ -80,7 +80,9 @@ def diagnose_command(
     document.data["seen"] = seen
     if not app.as_json:
         document.findings.clear()  # the text says it all
-    return emit(app, document, lambda: "\n".join([describe(source, found), *_seen_words(seen)]))
+    return emit(
+        app, document, lambda: "\n".join([describe(source, found), *_seen_words(seen, run)])
+    )
 
 
 def read_and_diagnose(app: App, source: str, context: Context) -> tuple[Diagnosis, str | None]:
@@ -274,8 +276,11 @@ def describe(source: str, found: Diagnosis) -> str:
     return "\n".join(rows)
 
 
-def _seen_words(seen: list[dict[str, Any]]) -> list[str]:
+def _seen_words(seen: list[dict[str, Any]], run: str | None) -> list[str]:
+    """Return what the ledger knows of the signature; the run that is diagnosed is no earlier one."""
     from opsctl.cli.seen import passed_words, run_words
 
-    rows = [f"  seen before   {run_words(one)}" for one in seen]
+    rows = [f"  seen before   {run_words(one)}" for one in seen if one["run"] != run]
+    if seen and not rows:
+        rows.append("  seen before   no: this run is the first with this signature")
     return rows + [f"                {words}" for words in passed_words(seen)]

@@ -15,6 +15,9 @@ from pathlib import Path
 from tests.lab.errors import LabError
 from tests.lab.instance import CHECKOUT, Instance, Record
 
+NEEDED = ("click", "fabric", "pydantic", "sqlalchemy")  # a system's Python may have some of them
+NOT_SET_UP = "opsctl is not set up here: run `make demo` once, or `pip install .` for this Python"
+
 
 def lab_environment(
     instance: Instance, record: Record, extra: Mapping[str, str] | None = None
@@ -54,9 +57,12 @@ def _write_opsctl(instance: Instance) -> None:
     """
     program = instance.bin_dir / "opsctl"
     made = CHECKOUT / ".venv" / "bin" / "python"
-    own = importlib.util.find_spec("click") is not None or not made.exists()
-    python = shlex.quote(sys.executable if own else str(made))
-    text = f'#!/bin/sh\nexec {python} -m opsctl "$@"\n'
+    own = all(importlib.util.find_spec(name) is not None for name in NEEDED)
+    if own or made.exists():
+        python = shlex.quote(sys.executable if own else str(made))
+        text = f'#!/bin/sh\nexec {python} -m opsctl "$@"\n'
+    else:
+        text = f"#!/bin/sh\necho {shlex.quote(NOT_SET_UP)} >&2\nexit 10\n"
     with contextlib.suppress(OSError):
         if program.read_text() == text:
             return

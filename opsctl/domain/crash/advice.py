@@ -21,7 +21,8 @@ def _a(meaning: str, *steps: str) -> Advice:
 ADVICE: dict[str, Advice] = {
     "shape-mismatch": _a(
         "two sizes disagree in a tensor operation",
-        "find the first bad level: `opsctl smoke SERVER --bisect`; if the server is dead, `opsctl restart SERVER` first",
+        "find the first bad level: `opsctl smoke SERVER --bisect`; if the server is dead, `opsctl restart SERVER --again bisect` first",
+        "change what differs from the last run that passed (patches, arguments): a restart with the same ones is refused as known to fail",
         "test the captured graph sizes and the largest + 1; run once with --disable-cuda-graph to compare",
     ),
     "index-out-of-bounds": _a(
