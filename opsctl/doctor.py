@@ -11,7 +11,7 @@ from typing import Any
 from opsctl.agent.client import RemoteAgent
 from opsctl.agent.read import read_gpus, read_host, read_leftovers
 from opsctl.containers import Place, find_place, nodes_of, open_container
-from opsctl.doctor_server import examine_server, tried
+from opsctl.doctor_server import examine_server, placed, tried
 from opsctl.domain import doctor as domain
 from opsctl.domain import doctor_gpu
 from opsctl.domain.doctor import Check, State
@@ -92,7 +92,7 @@ def examine_host(hosts: Hosts, name: str) -> Examination:
         ]
         if isinstance(error, TransportError | AgentError) and not stopped:
             found.unreached = error.exit_code
-    found.checks = [check.of(name) for check in found.checks]
+    found.checks = [placed(check.of(name), name, entry) for check in found.checks]
     return found
 
 

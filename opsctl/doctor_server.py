@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from opsctl.agent.read import read_gpus
 from opsctl.domain import doctor as domain
@@ -16,8 +17,12 @@ from opsctl.domain.gpu import resolve_gpus
 from opsctl.domain.launch import tensor_parallel
 from opsctl.errors import ConfigError, OpsctlError
 from opsctl.facts import GpuReport
+from opsctl.on_host import typed_here
 from opsctl.session import ServerSession
 from opsctl.steps.base import MonotonicClock, StepContext
+
+if TYPE_CHECKING:
+    from opsctl.site import Host
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +61,16 @@ def examine_server(session: ServerSession, reached: set[str], *, parse: bool) ->
         checks += tried("machine", lambda: [_one_machine(session)])
         checks += tried("preflight", lambda: _launch(session, parse=parse))
         checks += tried("patches", lambda: _patches(session))
-    return [check.of(session.name) for check in checks]
+    host = session.server.host
+    entry = session.hosts.site.host(host)
+    return [placed(check.of(session.name), host, entry) for check in checks]
+
+
+def placed(check: Check, host: str, entry: Host) -> Check:
+    """Return a check whose command can be typed here: through the way to its host."""
+    if not check.command:
+        return check
+    return replace(check, command=typed_here(host, entry, check.command))
 
 
 def _secrets(session: ServerSession) -> list[Check]:
@@ -151,7 +165,7 @@ def _fits(
         return []
     server = session.server
     on_gpu = server.args.get("device") in (None, "cuda")
-    checks = versions.judge_packages(packages, on_gpu=on_gpu)
+    checks = versions.judge_packages(packages, python=str(server.python), on_gpu=on_gpu)
     if not report.gpus or not on_gpu:
         return checks
     uuids, _ = resolve_gpus(server.gpus.select, report)
@@ -159,7 +173,7 @@ def _fits(
     capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
     cuda = (interpreter or {}).get("torch_cuda")
     driver = report.kernel_module_version or report.driver_version
-    checks.append(versions.judge_driver(driver, cuda))
+    checks.append(versions.judge_driver(driver, cuda, asks_torch=versions.asks_torch(packages)))
     checks += versions.judge_architecture(capabilities, cuda, packages.get("nvcc"))
     return checks + doctor_gpu.judge_sm120(server.args, capabilities)
 

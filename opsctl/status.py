@@ -177,6 +177,7 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
         picture.uuids,
         expect=server.gpus.expect,
         classes=picture.gpu_classes,
+        servers=picture.gpu_servers,
         found=picture.found,
     )
     found = _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port]))

@@ -33,8 +33,6 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
     Exit codes: 0 nothing is bad or unknown (warnings are told); 20 something is bad; 21 something could
     not be told; 30 or 40 a host was not reached.
     """
-    from dataclasses import asdict
-
     from opsctl.cli.talk import Talk
     from opsctl.doctor import examine
     from opsctl.domain.doctor import State, exit_code_of
@@ -48,9 +46,16 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
     code = exit_code_of(found.checks, found.unreached)
     counts = {state.value: sum(c.state is state for c in found.checks) for state in State}
     outcome = next((word for word in ("bad", "unknown", "warn") if counts[word]), "ok")
-    rows = [{**asdict(check), "state": check.state.value} for check in found.checks]
-    for row in rows:
-        row["next"] = row.pop("mend")
+    rows = [
+        {
+            "name": check.name,
+            "state": check.state.value,
+            "text": check.text,
+            "subject": check.subject,
+            "next": check.next,
+        }
+        for check in found.checks
+    ]
     document = Document("doctor", outcome, code, data={"checks": rows, "counts": counts})
     document.findings = [c.finding() for c in found.checks if c.state is not State.OK]
     if app.as_json:
@@ -62,7 +67,6 @@ def doctor(app: App, target: str | None, show_all: bool) -> int:
 def lines_of(checks: list[Check], counts: dict[str, int], *, show_all: bool) -> list[str]:
     """Return the checks as text, by subject; of those that are ok only the names, unless all are wanted."""
     import shutil
-    import textwrap
 
     width = max(40, min(120, shutil.get_terminal_size((100, 40)).columns))
     lines = []
@@ -70,27 +74,44 @@ def lines_of(checks: list[Check], counts: dict[str, int], *, show_all: bool) -> 
         lines.append(subject)
         mine = [check for check in checks if check.subject == subject]
         for check in mine:
-            if check.state.value == "ok" and not show_all:
-                continue
-            head = f"  {check.state.value:<8}{check.name:<17} "
-            hang = " " * min(len(head), 12 if width < 80 else len(head))
-            lines += textwrap.wrap(
-                check.text,
-                width,
-                initial_indent=head,
-                subsequent_indent=hang,
-                break_on_hyphens=False,
-            )
-            if check.mend:
-                lines += textwrap.wrap(
-                    check.mend, width, initial_indent=f"{hang}next: ", subsequent_indent=f"{hang}      ",
-                    break_on_hyphens=False, break_long_words=False,
-                )  # fmt: skip
+            if check.state.value != "ok" or show_all:
+                lines += _lines_of_one(check, width)
         fine = list(dict.fromkeys(check.name for check in mine if check.state.value == "ok"))
         if fine and not show_all:
-            lines += textwrap.wrap(
-                ", ".join(fine), width, initial_indent="  ok      ", subsequent_indent="          ",
-                break_on_hyphens=False,
-            )  # fmt: skip
+            lines += wrapped(", ".join(fine), width, "  ok      ", " " * 10)
     lines.append(", ".join(f"{count} {word}" for word, count in counts.items()))
     return lines
+
+
+def _lines_of_one(check: Check, width: int) -> list[str]:
+    from opsctl.cli import given
+
+    head = f"  {check.state.value:<8}{check.name:<17} "
+    hang = " " * min(len(head), 12 if width < 80 else len(head))
+    lines = wrapped(check.text, width, head, hang)
+    mend, order = given.runnable(check.mend), given.runnable(check.command)
+    if mend:
+        end = ":" if order else ""
+        lines += wrapped(f"{mend}{end}", width, f"{hang}next: ", f"{hang}      ")
+    if order:  # a line of its own, which nothing breaks: it is there to be copied
+        lines.append(f"{hang}      {order}" if mend else f"{hang}next: {order}")
+    return lines
+
+
+def wrapped(text: str, width: int, first: str, hang: str) -> list[str]:
+    """Return text in lines of ``width``; a command (in backticks, or the whole text) is never broken."""
+    import re
+    import textwrap
+
+    joint = "\x00"
+    whole = text.startswith("opsctl ")
+    kept = re.sub(r"`[^`]+`", lambda one: one.group(0).replace(" ", joint), text)
+    lines = textwrap.wrap(
+        text.replace(" ", joint) if whole else kept,
+        width,
+        initial_indent=first,
+        subsequent_indent=hang,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [line.replace(joint, " ") for line in lines]

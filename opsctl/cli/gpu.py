@@ -180,7 +180,7 @@ def _status_lines(target: str, data: dict[str, Any]) -> list[str]:
                 mib(card["used_bytes"]),
                 mib(card["reserved_bytes"]),
                 "not learned" if card["baseline_bytes"] is None else mib(card["baseline_bytes"]),
-                ", ".join(f"{h['pid']} ({h['class'] or '?'})" for h in card["holders"]) or "nobody",
+                _holders(card["holders"]),
                 card["name"] or "unknown",
             )
         )
@@ -189,6 +189,15 @@ def _status_lines(target: str, data: dict[str, Any]) -> list[str]:
     if data["learned"]:
         lines.append(f"learned the idle baseline of {len(data['learned'])} GPUs")
     return lines
+
+
+def _holders(found: list[dict[str, Any]]) -> str:
+    """Return who holds a card, by what is known best: the site's server, else the class."""
+    words = (
+        f"{h['pid']} ({(h['server'] and 'server ' + h['server']) or h['class'] or '?'})"
+        for h in found
+    )
+    return ", ".join(words) or "nobody"
 
 
 for _command in (status, verify, wait, probe):

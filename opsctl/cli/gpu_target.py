@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,12 @@ from opsctl.cli.app import App
 from opsctl.output import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from opsctl.agent.client import RemoteAgent
-    from opsctl.domain.gpu import MemoryVerdict
+    from opsctl.domain.gpu import GpuHolder, MemoryVerdict
     from opsctl.domain.machine import Machine
+    from opsctl.domain.protection import Table
     from opsctl.facts import GpuReport
     from opsctl.session import Hosts
     from opsctl.site import Site
@@ -36,6 +37,7 @@ class Target:
     expect: int | None
     margin_bytes: int
     state_dir: Path
+    servers: Mapping[int, str] = field(default_factory=dict)  # pid -> the site's server it is of
     machine: Machine | None = None  # of a server: whether its host and that of the GPUs are one
     where: str = ""  # of a server: both hosts, for people
 
@@ -49,6 +51,7 @@ class Target:
             expect=self.expect,
             baselines=load_baselines(self.state_dir),
             classes=self.classes,
+            servers=self.servers,
             margin_bytes=self.margin_bytes,
             found=self.found,
         )
@@ -90,6 +93,7 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         expect or server.gpus.expect,
         server.stop.margin_mib * MIB,
         app.state(),
+        picture.gpu_servers,
         session.machine,
         f"on {server.host}, GPUs of {session.gpu_host}",
     )
@@ -127,4 +131,29 @@ def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | No
         expect,
         IDLE_MARGIN_BYTES,
         app.state(),
+        _servers_of(hosts, site.host(name).via or name, table, holders),
     )
+
+
+def _servers_of(
+    hosts: Hosts, name: str, table: Table, holders: Sequence[GpuHolder]
+) -> dict[int, str]:
+    """Return for each holder the server of the site that it is of, where its command line tells."""
+    from opsctl.domain.owners import server_of
+    from opsctl.domain.server import ServerIdentity
+    from opsctl.session import ServerSession
+
+    here = []
+    for one, server in hosts.site.servers.items():
+        session = ServerSession(hosts, one)
+        if session.owner_host == name:
+            identity = ServerIdentity(
+                one,
+                server.port,
+                server.model,
+                command=tuple(server.command) if server.command else None,
+            )
+            here.append((session.container, identity))
+    seen = {holder.pid: table.by_pid.get(holder.pid) for holder in holders}
+    named = {pid: server_of(one, table, here) for pid, one in seen.items() if one is not None}
+    return {pid: server for pid, server in named.items() if server is not None}

@@ -176,7 +176,12 @@ def _server_data(view: ServerView) -> dict[str, Any]:
                 "used_bytes": gpu.used_bytes,
                 "total_bytes": gpu.total_bytes,
                 "holders": [
-                    {"pid": h.holder.pid, "class": h.kind, "used_bytes": h.holder.used_bytes}
+                    {
+                        "pid": h.holder.pid,
+                        "class": h.kind,
+                        "used_bytes": h.holder.used_bytes,
+                        "server": h.server,
+                    }
                     for h in gpu.holders
                 ],
             }
@@ -200,6 +205,7 @@ def _process_data(judged: Judged, kind: str) -> dict[str, Any]:
         "role": role_of(process) if process else None,
         "held_bytes": judged.held_bytes,
         "reason": judged.reason,
+        "server": judged.server,
     }
 
 
@@ -232,8 +238,10 @@ def _server_lines(view: ServerView) -> list[str]:
             [_process_row(member, selection.members) for member in selection.members],
             ("pid", "in container", "up", "role", "gpu memory", "command"),
         )
+    foreign = selection.foreign if selection else ()
+    lines += [f"  {line}" for line in _held_by_servers(foreign)]
     for kind, judged in (
-        *(("foreign", j) for j in (selection.foreign if selection else ())),
+        *(("foreign", j) for j in foreign if j.server is None),
         *(("protected", j) for j in (selection.protected if selection else ()) if j.holds),
     ):
         lines.append(f"  {kind} on its GPUs: pid {judged.pid}, {judged.reason}")
@@ -248,6 +256,23 @@ def _server_lines(view: ServerView) -> list[str]:
         size = "" if leftover.size_bytes is None else f", {mib(leftover.size_bytes)}"
         lines.append(f"  {leftover.kind}: {leftover.path}{owner}{alive}{size}")
     return lines
+
+
+def _held_by_servers(foreign: tuple[Judged, ...]) -> list[str]:
+    """Return one line for each other server of the site that holds this one's GPUs."""
+    found: dict[str, list[int]] = {}
+    for judged in foreign:
+        if judged.server is not None:
+            found.setdefault(judged.server, []).append(judged.pid)
+    return [
+        f"its GPUs are held by server {name} of this site: pid {', '.join(map(str, pids))}"
+        for name, pids in found.items()
+    ]
+
+
+def holder_words(pid: int, kind: str | None, server: str | None) -> str:
+    """Return who holds a GPU, for a table: ``pid 218 (server standin)``."""
+    return f"pid {pid} ({f'server {server}' if server else kind or 'unknown'})"
 
 
 def _process_row(member: Judged, members: tuple[Judged, ...]) -> tuple[str, ...]:
@@ -269,7 +294,7 @@ def _process_row(member: Judged, members: tuple[Judged, ...]) -> tuple[str, ...]
 
 
 def _gpu_row(gpu: GpuVerdict) -> tuple[str, ...]:
-    holders = ", ".join(f"pid {h.holder.pid} ({h.kind or 'unknown'})" for h in gpu.holders)
+    holders = ", ".join(holder_words(h.holder.pid, h.kind, h.server) for h in gpu.holders)
     return (
         "-" if gpu.index is None else str(gpu.index),
         gpu.state.value,

@@ -197,8 +197,9 @@ def _stop(
     from opsctl.steps.lock import Lock
     from opsctl.steps.stop import ENDED_KEY, MEANWHILE_KEY
     from opsctl.steps.sweep import Sweep
+    from opsctl.steps.tidying import tidy
 
-    beside = ThreadPoolExecutor(2)
+    beside = ThreadPoolExecutor(3)
     locking = beside.submit(Lock().run, ctx)
     try:
         lines = step.preview(ctx)  # the picture is read while the lock is taken
@@ -219,10 +220,13 @@ def _stop(
             ctx.live[ENDED_KEY] = begin_sweep
         stopped = step.run(ctx)
         record.open()
+        tidying = None if stopped.exit_code else beside.submit(tidy, ctx)
         if not sweeping or stopped.exit_code:
             begin_sweep()  # what is left now is what counts
         memory = ProveGpuMemory(timeout_s).run(ctx)
         swept = sweeping[-1].result()
+        if tidying is not None:
+            tidying.result()
     except OpsctlError as error:
         refused = isinstance(error, SafetyRefusal)
         record.cut("refused" if refused else "cut", error.exit_code)

@@ -48,13 +48,22 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One precondition of one subject: its state, the reason, and what to do."""
+    """One precondition of one subject: its state, the reason, and what to do.
+
+    ``command`` is the shell command that mends it on the subject's host, where there is one.
+    """
 
     name: str
     state: State
     text: str
     mend: str = ""
     subject: str = ""
+    command: str = ""
+
+    @property
+    def next(self) -> str:
+        """Return what to do, the command with it."""
+        return ": ".join(part for part in (self.mend, self.command) if part)
 
     def of(self, subject: str) -> Check:
         """Return it with its subject, where it has none of its own."""
@@ -62,7 +71,7 @@ class Check:
 
     def finding(self) -> Finding:
         """Return it as a finding of the document."""
-        return Finding(f"{self.name}-{self.state.value}", self.subject, self.text, self.mend)
+        return Finding(f"{self.name}-{self.state.value}", self.subject, self.text, self.next)
 
 
 def from_finding(name: str, state: State, finding: Finding) -> Check:
@@ -104,7 +113,11 @@ def judge_clock(skew_s: float, round_trip_s: float) -> Check:
         )
     text = f"{skew_s:+.1f} s from this machine: times of logs and runs will not agree"
     return Check(
-        "clock", State.WARN, text, "timedatectl set-ntp true, on the machine that is wrong"
+        "clock",
+        State.WARN,
+        text,
+        "on the machine that is wrong",
+        command="timedatectl set-ntp true",
     )
 
 
@@ -171,10 +184,10 @@ def _units(units: Sequence[Mapping[str, str]] | None) -> Check:
         return Check("units", State.OK, text)
     failed = [one["unit"] for one in units if one["active"] == "failed"]
     if failed:
-        text = f"{len(failed)} failed units are left over: {', '.join(failed[:3])}"
-        return Check(
-            "units", State.WARN, text, f"read it, then: systemctl reset-failed {failed[0]}"
-        )
+        text = f"{len(failed)} launches that are over stay with systemd as failed: {', '.join(failed[:3])}"
+        step = "`opsctl logs SERVER` tells why; the next launch or stop clears it, and so does"
+        command = f"systemctl reset-failed {' '.join(failed)}"
+        return Check("units", State.WARN, text, step, command=command)
     return Check("units", State.OK, f"{len(units)} units of opsctl, none failed")
 
 
@@ -186,7 +199,8 @@ def _fabric(daemons: Sequence[str]) -> Check:
         "fabric-manager",
         State.BAD,
         text,
-        "systemctl start nvidia-fabricmanager (same version as the driver)",
+        "in the same version as the driver",
+        command="systemctl start nvidia-fabricmanager",
     )
 
 

@@ -40,13 +40,10 @@ def judge_gpus(report: GpuReport, *, expected: bool) -> list[Check]:
             )
         ]
     if report.state in ("driver-not-loaded", "mismatch"):
-        step = (
-            "modprobe nvidia"
-            if report.state == "driver-not-loaded"
-            else "reboot, or reload the module"
-        )
-        return [Check("nvml", State.BAD, why, step)]
-    return [Check("nvml", State.UNKNOWN, why, "look by hand: nvidia-smi; dmesg | grep -i nvrm")]
+        if report.state == "driver-not-loaded":
+            return [Check("nvml", State.BAD, why, command="modprobe nvidia")]
+        return [Check("nvml", State.BAD, why, "reboot, or reload the module")]
+    return [Check("nvml", State.UNKNOWN, why, "look by hand: `nvidia-smi`, `dmesg | grep -i nvrm`")]
 
 
 def _health(report: GpuReport) -> list[Check]:
@@ -77,9 +74,8 @@ def judge_links(facts: Mapping[str, Any], tensor_parallel: int) -> list[Check]:
     off = [uuid for uuid, mode in modes.items() if mode == 0]
     if off:
         text = f"off on {len(off)} of {len(modes)} GPUs: without a server the driver unloads"
-        checks = [
-            Check("persistence", State.WARN, text, "systemctl enable --now nvidia-persistenced")
-        ]
+        command = "systemctl enable --now nvidia-persistenced"
+        checks = [Check("persistence", State.WARN, text, command=command)]
     elif None in modes.values():
         checks = [Check("persistence", State.UNKNOWN, "NVML does not tell it")]
     else:
@@ -101,7 +97,7 @@ def _peers(peers: Sequence[Sequence[Any]]) -> Check:
             "p2p",
             State.UNKNOWN,
             "NVML does not tell it for every pair",
-            "let two GPUs copy: opsctl gpu probe SERVER",
+            "let two GPUs copy: `opsctl gpu probe SERVER`",
         )
     return Check("p2p", State.OK, f"all {len(peers)} pairs have peer access")
 

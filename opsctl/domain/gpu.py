@@ -52,6 +52,7 @@ class HolderView:
     holder: GpuHolder
     kind: str | None  # member, foreign, protected; None: no process table was asked
     label: str
+    server: str | None = None  # the other server of the site that a foreign one is of
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def judge_memory(
     expect: int | None = None,
     baselines: Mapping[str, Baseline] | None = None,
     classes: Mapping[int, tuple[str, str]] | None = None,
+    servers: Mapping[int, str] | None = None,
     margin_bytes: int = IDLE_MARGIN_BYTES,
     found: Sequence[Finding] = (),
 ) -> MemoryVerdict:
@@ -70,6 +71,7 @@ def judge_memory(
         expect: how many GPUs the set must have.
         baselines: what each GPU used when it was seen idle, by UUID.
         classes: pid of the GPU host -> (class, description), where a process table was read.
+        servers: pid of the GPU host -> the other server of the site that it is of.
         margin_bytes: how much over the baseline still counts as idle.
         found: what ``resolve_gpus`` found.
     """
@@ -84,7 +86,12 @@ def judge_memory(
         findings.append(Finding("no-gpus-selected", "", "no GPU is selected", "see gpus.select"))
     by_uuid = {gpu.uuid: gpu for gpu in report.gpus}
     verdicts = [
-        _judge_one(by_uuid[uuid], (baselines or {}).get(uuid), classes, margin_bytes)
+        _judge_one(
+            by_uuid[uuid],
+            (baselines or {}).get(uuid),
+            _views(by_uuid[uuid], classes, servers or {}),
+            margin_bytes,
+        )
         for uuid in uuids
         if uuid in by_uuid
     ]
@@ -111,12 +118,11 @@ def _trouble(report: GpuReport) -> Finding:
 def _judge_one(
     gpu: Gpu,
     baseline: Baseline | None,
-    classes: Mapping[int, tuple[str, str]] | None,
+    holders: tuple[HolderView, ...],
     margin_bytes: int,
 ) -> GpuVerdict:
     usable = baseline if baseline and baseline.memory_version == gpu.memory_version else None
     limit = (usable.used_bytes if usable else 0) + margin_bytes
-    holders = _views(gpu, classes)
     state, findings = _state_of(gpu, holders, usable, limit)
     return GpuVerdict(
         gpu.uuid,
@@ -133,7 +139,9 @@ def _judge_one(
     )
 
 
-def _views(gpu: Gpu, classes: Mapping[int, tuple[str, str]] | None) -> tuple[HolderView, ...]:
+def _views(
+    gpu: Gpu, classes: Mapping[int, tuple[str, str]] | None, servers: Mapping[int, str]
+) -> tuple[HolderView, ...]:
     views = []
     for process in gpu.processes or ():
         holder = GpuHolder(gpu.uuid, process.pid, process.kind, process.used_bytes)
@@ -141,7 +149,7 @@ def _views(gpu: Gpu, classes: Mapping[int, tuple[str, str]] | None) -> tuple[Hol
             kind, label = None, ""
         else:
             kind, label = classes.get(process.pid, ("foreign", UNSEEN))
-        views.append(HolderView(holder, kind, label))
+        views.append(HolderView(holder, kind, label, servers.get(process.pid)))
     return tuple(views)
 
 
@@ -262,6 +270,9 @@ def _held(gpu: Gpu, view: HolderView) -> Finding:
     used = view.holder.used_bytes
     amount = "memory that NVML does not count" if used is None else f"{used // MIB} MiB"
     what = f" ({view.label})" if view.label else ""
+    if view.server is not None:
+        text = f"pid {view.holder.pid} of server {view.server}{what} holds {amount}"
+        return Finding("held", gpu.uuid, text, f"opsctl stop {view.server}")
     kind = f"{view.kind} " if view.kind else ""
     return Finding(
         "held",

@@ -36,7 +36,10 @@ class ProcessClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One process with its class and the reason in words; ``process`` is None when only NVML knows it."""
+    """One process with its class and the reason in words; ``process`` is None when only NVML knows it.
+
+    ``server``: the other server of the site that a foreign process is of, where that is known.
+    """
 
     pid: int
     process: Process | None
@@ -44,6 +47,7 @@ class Judged:
     reason: str
     holds: tuple[GpuHolder, ...] = ()
     is_root: bool = False
+    server: str | None = None
 
     @property
     def held_bytes(self) -> int | None:

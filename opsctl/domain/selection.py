@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opsctl.domain.gpu import GpuHolder
 from opsctl.domain.launch_line import (
@@ -15,6 +15,7 @@ from opsctl.domain.launch_line import (
     read_title,
 )
 from opsctl.domain.orphans import Claim, Orphans
+from opsctl.domain.owners import claims
 from opsctl.domain.process import (
     Ambiguity,
     Judged,
@@ -237,13 +238,7 @@ class _Judge:
 
     def _claimed_by_other(self, pid: int) -> ServerIdentity | None:
         process, line = self.table.by_pid[pid], self.lines.get(pid)
-        for other in self.others:
-            by_line = line is not None and other.command is None and other.fits_port(line)
-            if other.is_recorded(process) or is_command(other, process):
-                return other
-            if by_line and line is not None and other.fits_model(line) is not False:
-                return other
-        return None
+        return next((other for other in self.others if claims(other, process, line)), None)
 
     def _doubt_near_misses(self) -> None:
         """With no root proven, a server that fits in part is a doubt and not an absence."""
@@ -382,6 +377,9 @@ class _Judge:
         if place:
             return self._judged(pid, ProcessClass.PROTECTED, place)
         reason = describe(process)
+        neighbour = self._neighbour_of(process)
+        if neighbour is not None:
+            reason = f"server {neighbour} of this site: {reason}"
         if pid in self.spared:
             reason = f"a program of its own ({self.spared[pid]}), though in the server's session: {reason}"
         if not owner_fits(process, self.view, self.server.user):
@@ -390,7 +388,15 @@ class _Judge:
             detail = self.details.get(pid)
             devices = (detail.gpu_devices if detail else None) or ()
             reason += f"; has {', '.join(devices[:2])} open, NVML names no memory of it"
-        return self._judged(pid, ProcessClass.FOREIGN, reason)
+        return replace(self._judged(pid, ProcessClass.FOREIGN, reason), server=neighbour)
+
+    def _neighbour_of(self, process: Process) -> str | None:
+        """Return the other server of the site that a process is of, by its line or one above it."""
+        for one in (process, *self.table.ancestors(process.pid)):
+            owner = self._claimed_by_other(one.pid)
+            if owner is not None:
+                return owner.name
+        return None
 
     def _judged(self, pid: int, kind: ProcessClass, reason: str) -> Judged:
         process = self.table.by_pid.get(pid)

@@ -82,7 +82,9 @@ def _row(judged: Judged) -> tuple[str, ...]:
     if process is None:
         return (str(judged.pid), "", "?", "", _held(judged), "", judged.reason)
     inner = str(process.ns_pids[-1]) if len(process.ns_pids) > 1 else ""
-    why = judged.reason if judged.kind != "foreign" else "foreign"
+    why = judged.reason
+    if judged.kind == "foreign":
+        why = f"of server {judged.server}" if judged.server else "foreign"
     return (
         str(judged.pid),
         inner,

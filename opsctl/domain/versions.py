@@ -66,19 +66,35 @@ COMPILED = ("torch", *GPU_CODE)
 _RELEASE = re.compile(r"release (\d+\.\d+)")
 
 
-def judge_driver(driver: str | None, torch_cuda: str | None) -> Check:
+def asks_torch(found: Mapping[str, Any]) -> bool:
+    """Say whether the installed SGLang asks for torch at all, be it in an extra; it has always done."""
+    if not found.get("versions"):
+        return True  # the interpreter did not tell
+    names = (re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0] for text in found["requires"])
+    return "torch" in names or bool(found["versions"].get("torch"))
+
+
+def judge_driver(driver: str | None, torch_cuda: str | None, *, asks_torch: bool = True) -> Check:
     """Compare the driver with the CUDA that torch was built for.
 
     Within one major version of CUDA an older driver serves a newer runtime ("minor version compatibility").
+
+    Args:
+        driver: the kernel module's version.
+        torch_cuda: the CUDA of the installed torch; None where it has none, or is not installed.
+        asks_torch: False where the installed package asks for no torch: then there is nothing to compare.
     """
     name = "driver-cuda"
+    if torch_cuda is None and not asks_torch:
+        return Check(name, State.OK, "this sglang asks for no torch: it brings no CUDA of its own")
     if torch_cuda is None:
         text = "torch is not installed for the launch interpreter, or was built without CUDA"
         return Check(
             name,
             State.UNKNOWN,
             text,
-            "is this the right `python`? its package: `opsctl status SERVER`",
+            "install a torch built for CUDA there, or name the right `python` in the site file; "
+            "a server on the CPU says so with `args: {device: cpu}`",
         )
     if driver is None:
         return Check(
@@ -149,10 +165,14 @@ def _compiler_knows(row: Fit, nvcc: str) -> Check:
     return Check(name, State.WARN, text, step)
 
 
-def judge_packages(found: Mapping[str, Any], *, on_gpu: bool = True) -> list[Check]:
+def judge_packages(
+    found: Mapping[str, Any], *, python: str = "python", on_gpu: bool = True
+) -> list[Check]:
     """Compare what is installed with what the installed SGLang asks for, by its own metadata.
 
     Args:
+        found: what the launch interpreter said.
+        python: that interpreter, for the mend.
         on_gpu: False for a server on the CPU, where packages that hold GPU code may be missing.
     """
     if found.get("error") and not found.get("versions"):
@@ -171,20 +191,22 @@ def judge_packages(found: Mapping[str, Any], *, on_gpu: bool = True) -> list[Che
                 "correct `python` in the site file",
             )
         ]
-    judged = (_requirement(text, versions, on_gpu=on_gpu) for text in found["requires"])
+    judged = (_requirement(text, versions, python, on_gpu=on_gpu) for text in found["requires"])
     wrong = [check for check in judged if check is not None]
-    python, cubin = versions.get("flashinfer-python"), versions.get("flashinfer-cubin")
-    if python and cubin and python != cubin:
-        text = f"flashinfer-cubin {cubin} is not flashinfer-python {python}: FlashInfer refuses to load"
-        step = f"pip install flashinfer-cubin=={python}"
-        wrong.append(Check("packages", State.BAD, text, step))
+    flashinfer, cubin = versions.get("flashinfer-python"), versions.get("flashinfer-cubin")
+    if flashinfer and cubin and flashinfer != cubin:
+        text = f"flashinfer-cubin {cubin} is not flashinfer-python {flashinfer}: FlashInfer refuses to load"
+        step = f"{python} -m pip install flashinfer-cubin=={flashinfer}"
+        wrong.append(Check("packages", State.BAD, text, command=step))
     if wrong:
         return wrong
     shown = ", ".join(f"{name} {versions[name]}" for name in NAMES if versions.get(name))
     return [Check("packages", State.OK, f"as sglang asks for: {shown}")]
 
 
-def _requirement(text: str, versions: Mapping[str, str | None], *, on_gpu: bool) -> Check | None:
+def _requirement(
+    text: str, versions: Mapping[str, str | None], python: str, *, on_gpu: bool
+) -> Check | None:
     try:
         asked = Requirement(text)
         applies = asked.marker is None or asked.marker.evaluate({"extra": ""})
@@ -194,13 +216,18 @@ def _requirement(text: str, versions: Mapping[str, str | None], *, on_gpu: bool)
     if not applies or name not in versions:
         return None
     installed = versions[name]
-    step = f"pip install '{asked.name}{asked.specifier}'"
+    step = f"{python} -m pip install '{asked.name}{asked.specifier}'"
     if installed is None and name in GPU_CODE and not on_gpu:
         return None
+    mend = "" if on_gpu else "on the CPU it may do without, as a smoke shows; else"
     if installed is None:
         state = State.BAD if name in COMPILED else State.WARN
         return Check(
-            "packages", state, f"{name} is missing; sglang {versions['sglang']} asks for it", step
+            "packages",
+            state,
+            f"{name} is missing; sglang {versions['sglang']} asks for it",
+            mend,
+            command=step,
         )
     try:
         fits = asked.specifier.contains(Version(installed), prereleases=True)
@@ -213,7 +240,7 @@ def _requirement(text: str, versions: Mapping[str, str | None], *, on_gpu: bool)
     text = (
         f"{name} {installed} is installed, sglang {versions['sglang']} asks for {asked.specifier}"
     )
-    return Check("packages", State.WARN, text, step)
+    return Check("packages", State.WARN, text, mend, command=step)
 
 
 def _at_least(version: str, least: str) -> bool:

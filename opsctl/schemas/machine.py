@@ -19,6 +19,7 @@ from opsctl.schemas.build import (
 
 BYTES = say(maybe(WHOLE), "Bytes; null: could not be read.")
 CLASS = one_of("member", "foreign", "protected")
+SERVER = say(maybe(TEXT), "Of a foreign one: the other server of the site that it is of.")
 
 
 def holder() -> Schema:
@@ -28,6 +29,7 @@ def holder() -> Schema:
             "class": maybe(TEXT),
             "used_bytes": BYTES,
             "what": TEXT,
+            "server": SERVER,
         }
     )
 
@@ -112,6 +114,7 @@ def process() -> Schema:
             "user": maybe(TEXT),
             "argv": say(maybe(listing(TEXT)), "With secrets masked."),
             "held_bytes": BYTES,
+            "server": SERVER,
         }
     )
 
@@ -214,9 +217,10 @@ def status() -> Schema:
             "role": maybe(TEXT),
             "held_bytes": BYTES,
             "reason": TEXT,
+            "server": SERVER,
         }
     )
-    held = record({"pid": WHOLE, "class": maybe(TEXT), "used_bytes": BYTES})
+    held = record({"pid": WHOLE, "class": maybe(TEXT), "used_bytes": BYTES, "server": SERVER})
     gpu = record(
         {
             "uuid": TEXT,

@@ -113,6 +113,7 @@ def judge_of(ctx: StepContext, picture: Picture) -> Callable[[GpuReport], Memory
             expect=ctx.server.gpus.expect,
             baselines=baselines,
             classes=picture.gpu_classes,
+            servers=picture.gpu_servers,
             margin_bytes=margin,
             found=picture.found,
         )
@@ -193,6 +194,7 @@ def card_data(card: GpuVerdict) -> dict[str, Any]:
                 "class": view.kind,
                 "used_bytes": view.holder.used_bytes,
                 "what": view.label,
+                "server": view.server,
             }
             for view in card.holders
         ],

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opsctl.domain.launch import LaunchPlan
-from opsctl.errors import AgentError
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.failure import refuse_going_down
 from opsctl.steps.launch_plan import full_environment, systemd_argv
+from opsctl.steps.tidying import tidy
 
 START_TIMEOUT_S = 60.0
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +54,6 @@ class Launch:
             refuse_going_down(ctx)
         tidy(ctx)
         return result_of_launch(found, plan, begun, ctx.clock.now())
-
-
-def tidy(ctx: StepContext) -> None:
-    """Clear units of ours that are over, and all but the newest launch records; best effort."""
-    request = {"state_dir": ctx.server.state_dir, "run": ctx.run_id, "port": ctx.server.port}
-    try:
-        ctx.session.agent.call("launch.tidy", request, timeout_s=30.0)
-    except AgentError as error:
-        logger.info("launch records were not tidied: %s", error.message)
 
 
 def planned(ctx: StepContext) -> LaunchPlan:

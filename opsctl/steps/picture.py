@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
@@ -22,7 +22,8 @@ from opsctl.steps.reading import NO_SUCH_UID, Place, Reading, StopSession, begin
 class Picture:
     """Everything that a decision about one server needs, read at one time.
 
-    ``gpu_classes`` maps pids as NVML numbers them to (class, words).
+    ``gpu_classes`` maps pids as NVML numbers them to (class, words), ``gpu_servers`` those of the site's
+    other servers to these.
     """
 
     server: ServerIdentity
@@ -36,6 +37,7 @@ class Picture:
     protected_gpu_pids: frozenset[int]
     boot_id: str
     place: Place
+    gpu_servers: Mapping[int, str] = field(default_factory=dict)
 
     def unit_facts(self) -> dict[str, UnitFact]:
         """Return what the launch records say of their units, by name: systemd need not be asked again."""
@@ -70,8 +72,10 @@ def take_picture(session: StopSession, known: Place | None = None) -> Picture:
     chosen = select(server, reading.processes, details, joined, view, others)
     chosen, classes, stays = _with_unseen(chosen, here, unseen, reading.gpu_table)
     boot_id = reading.boot_id
+    named = {one.pid: one.server for one in chosen.foreign if one.server}
+    servers = {gpu_pid: named[one.pid] for one, gpu_pid in here if one.pid in named}
     return Picture(
-        server, chosen, table, view, report, uuids, found, classes, stays, boot_id, place
+        server, chosen, table, view, report, uuids, found, classes, stays, boot_id, place, servers
     )
 
 

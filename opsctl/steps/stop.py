@@ -337,6 +337,7 @@ def process_data(judged: Judged, outcome: Outcome) -> dict[str, Any]:
         "user": process.user if process else None,
         "argv": masked(process.argv) if process else None,
         "held_bytes": judged.held_bytes if judged.holds else 0,
+        "server": judged.server,
     }
 
 

@@ -11,13 +11,18 @@ from opsctl.domain.gpu import MIB
 from opsctl.domain.leftovers import LeftoverVerdict, judge_leftovers
 from opsctl.output import Finding
 from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
+from opsctl.steps.tidying import tidy
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Remove shared memory and lock files whose owner is dead; with ``remove`` false, only show."""
+    """Remove shared memory and lock files whose owner is dead; with ``remove`` false, only show.
+
+    ``units``: let systemd forget the units of launches that are over, as the next launch would.
+    """
 
     remove: bool = True
+    units: bool = False
     name = "sweep"
     effect = Effect.DESTROY
 
@@ -39,6 +44,8 @@ class Sweep:
         if self.remove and doomed:
             reply = agent.call("sweep.remove", {"paths": doomed}, timeout_s=30.0)
             removed = reply["removed"]
+        if self.units:
+            tidy(ctx)
         gone = {item["path"] for item in removed}
         data: dict[str, Any] = {
             "leftovers": [

@@ -91,3 +91,33 @@ def test_a_restart_that_would_lose_the_gpus_leaves_the_server_alone(
     assert (code, refused["outcome"]) != (0, "done")
     assert "driver-mismatch" in [finding["code"] for finding in refused["findings"]]
     assert alive(lab, "ct129", pid)
+
+
+def test_after_a_launch_and_a_stop_the_doctor_has_nothing_to_warn_of(
+    clean_lab: Lab, tmp_path: Path
+) -> None:
+    """The stop says that nothing is left behind: no failed unit, no lock file, and how it ended is kept."""
+    lab, site = clean_lab, str(clean_lab.instance.site_file)
+    words = ["standin", "--site", site, "--state", str(tmp_path / "state"), "--yes"]
+    with cleared(lab, "ct129"):
+        launched = lab.opsctl(["launch", *words, "--no-smoke", "--json"])
+        other = lab.opsctl(["status", "glm5", "--site", site, "--json"])
+        stopped = lab.opsctl(["stop", *words, "--json"])
+    code, found, document = doctor(lab, "ct129", "--site", site)
+    locks = lab.on("ct129", ["/bin/sh", "-c", "ls /run/opsctl/*.lock"])
+    run = read_document(launched.stdout)["run"]
+    kept = lab.on("ct129", ["/bin/cat", f"/var/lib/opsctl/runs/{run}/exit.json"])
+
+    assert (launched.exit_code, stopped.exit_code, code) == (0, 0, 0), stopped.stderr
+    foreign = read_document(other.stdout)["data"]["servers"][0]["processes"]
+    assert {row["server"] for row in foreign} == {"standin"}
+    assert found["ct129", "units"] == ["ok"], document["findings"]
+    assert locks.stdout == ""
+    assert '"signal": 9' in kept.stdout
+
+
+def test_the_tidy_lab_has_nothing_bad_and_nothing_unknown(clean_lab: Lab) -> None:
+    """As the README shows it: what a newcomer asks first ends with 0."""
+    code, _, document = doctor(clean_lab, "--site", str(clean_lab.instance.site_file))
+
+    assert (code, document["data"]["counts"]["unknown"]) == (0, 0), document["findings"]

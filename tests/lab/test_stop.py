@@ -198,6 +198,8 @@ def test_two_servers_on_one_host(host: Lab, tmp_path: Path) -> None:
     assert alive(host, "ct129", *others)
     assert code == 20  # the other server's memory is on the same cards
     assert {row["class"] for row in done["data"]["processes"]} == {"member", "foreign"}
+    named = {row["server"] for row in done["data"]["processes"] if row["class"] == "foreign"}
+    assert named == {None}  # the site has no entry for it
 
 
 def test_orphans_that_another_server_could_own_are_refused(host: Lab, tmp_path: Path) -> None:

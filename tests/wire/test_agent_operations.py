@@ -152,6 +152,18 @@ def test_a_killed_agents_lock_is_free_and_seen_as_stale(tmp_path: Path) -> None:
         assert other.call("lock.acquire", lock(tmp_path, "a"))["acquired"]
 
 
+def test_an_agent_that_leaves_takes_its_lock_files_with_it(tmp_path: Path) -> None:
+    """A run's end leaves no file behind that looks like a lock, though nobody holds it."""
+    with connect(LocalTransport()) as agent:
+        assert agent.call("lock.acquire", lock(tmp_path, "a", "b"))["acquired"]
+        assert len(list(tmp_path.iterdir())) == 2
+
+    deadline = time.monotonic() + 5
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_what_the_agent_starts_holds_no_lock(tmp_path: Path) -> None:
     """A child that outlives the agent (a launched server) must not keep the machine locked."""
     script = "sleep 5 & exit 1"

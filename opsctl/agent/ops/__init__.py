@@ -16,6 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "host": ("procfs",),
     "launch": ("launch_find", "procfs"),
     "launch_find": ("procfs",),
+    "launch_tidy": ("launch_find",),
     "leftovers": ("details", "lock", "procfs", "sockets"),
     "load": ("load_http", "load_level"),
     "load_http": ("load_wire",),
@@ -43,6 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 # operation -> its module, where that is not the first word of the operation's name
 PROVIDERS: dict[str, str] = {
+    "launch.tidy": "launch_tidy",
     "preflight.arguments": "arguments",
     "launch.find": "launch_find",
     "launch.records": "launch_find",

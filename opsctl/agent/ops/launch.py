@@ -164,28 +164,9 @@ def remember(request: dict[str, Any], context: Context) -> dict[str, Any]:
     return {}
 
 
-def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Forget what is over on one port: dead units of ours, and the oldest folders above ``keep``."""
-    ended = [
-        one for one in launch_find.records(request, context)["records"] if one["state"] != "running"
-    ]
-    cleared, removed = [], []
-    for index, one in enumerate(ended):
-        if one["run"] == request["run"]:
-            continue
-        if one.get("via") == "systemd" and one.get("unit_state"):
-            verb = "reset-failed" if one["unit_state"].startswith("failed") else "stop"
-            launch_find.command(["systemctl", verb, one["unit"]], 15.0, context)
-            cleared.append(one["unit"])
-        if index >= request.get("keep", 20):
-            shutil.rmtree(launch_find.run_dir(request, one["run"], context), ignore_errors=True)
-            removed.append(one["run"])
-    return {"units": cleared, "removed": removed}
-
-
 def tail(path: str) -> str:
     with open(path, errors="replace") as source:
         return source.read()[-2000:].strip() or "nothing"
 
 
-OPERATIONS = {"start": start, "remember": remember, "tidy": tidy}
+OPERATIONS = {"start": start, "remember": remember}

@@ -26,6 +26,7 @@ UNIT_KEYS = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
     "ExecMainStartTimestampMonotonic,ControlGroup,Restart"
 )
+LIVING = ("active", "activating", "reloading")
 
 
 def state_dir(request: dict[str, Any]) -> str:
@@ -100,12 +101,13 @@ def find_unit(
     if shown.get("LoadState") != "loaded":
         if known is None:
             return {"state": "absent", "note": "asked for, and never started"}
-        return dict(base, state="exited", exit={"reason": "the unit is gone"}, **identity(known))
+        ended = base["exit"] or {"reason": "the unit is gone"}
+        return dict(base, state="exited", exit=ended, **identity(known))
     pid = int(shown.get("MainPID") or 0)
     base["unit_state"] = "%s/%s" % (shown.get("ActiveState"), shown.get("SubState"))
     base["cgroup"] = shown.get("ControlGroup")
     base["restart"] = shown.get("Restart")
-    if pid and shown.get("ActiveState") in ("active", "activating", "reloading"):
+    if pid and shown.get("ActiveState") in LIVING:
         if known is None:  # the reply of the start was lost before the identity was written
             known = {
                 "run": record["run"],

@@ -189,3 +189,17 @@ def test_a_card_without_numbers_but_with_a_holder_is_busy() -> None:
     """NVML's read is 'unknown', and its process list still proves use."""
     card = gpu(used=None, read=GpuRead.UNKNOWN, holders=[(7, 9 * GIB)])
     assert judge_memory(report(card), [GPU0]).exit_code == 20
+
+
+def test_a_holder_of_another_server_of_the_site_is_named_with_its_stop() -> None:
+    """Who asks why the memory is held can paste what frees it; a stranger has no such command."""
+    card = gpu(used=9 * GIB, holders=[(7, 4 * GIB), (8, 5 * GIB)])
+    classes = {7: ("foreign", "sglang::scheduler_TP0"), 8: ("foreign", "train.py")}
+
+    ours, stranger = judge_memory(
+        report(card), [GPU0], classes=classes, servers={7: "other"}
+    ).all_findings
+
+    assert ours.text == "pid 7 of server other (sglang::scheduler_TP0) holds 4096 MiB"
+    assert ours.next == "opsctl stop other"
+    assert stranger.text.startswith("foreign pid 8")

@@ -192,6 +192,24 @@ def test_another_server_of_the_site_with_the_same_model_beside_ours() -> None:
     assert result.other_servers == ("pid 5200: port 30001, model /models/m",)
 
 
+def test_a_holder_of_our_gpus_names_the_server_of_the_site_that_it_is_of() -> None:
+    """It is left alone as any stranger is, and is called by its name and not a stranger."""
+    argv = ("python3", "-m", "sglang.launch_server", "--model-path", "/models/m", "--port", "30001")
+    other = server(name="other", port=30001)
+    worker = title(5201, 5200, "sglang::scheduler_TP0", session=5200)
+    stranger = proc(6000, 1, "python3 train.py")
+
+    result = chosen(
+        system(proc(5200, 1, argv), worker, stranger),
+        others=(other,),
+        holders=[hold(GPU0, 5201), hold(GPU1, 6000)],
+    )
+
+    assert not result.members
+    assert {one.pid: one.server for one in result.foreign} == {5201: "other", 6000: None}
+    assert result.foreign[0].reason == "server other of this site: sglang::scheduler_TP0"
+
+
 def test_the_launch_record_proves_a_retitled_process() -> None:
     """Pid, start and boot as recorded prove what no longer has a telling command line."""
     process = title(4202, 1, "sglang::scheduler_TP0")

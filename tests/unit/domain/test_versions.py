@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from opsctl.domain.doctor import State
-from opsctl.domain.versions import TABLE, judge_architecture, judge_driver, judge_packages
+from opsctl.domain.versions import (
+    TABLE,
+    asks_torch,
+    judge_architecture,
+    judge_driver,
+    judge_packages,
+)
 
 NVCC_12_8 = "Cuda compilation tools, release 12.8, V12.8.93\n"
 REQUIRES = [
@@ -38,6 +44,28 @@ def test_a_driver_serves_a_major_of_cuda_from_its_least_version_on(
 ) -> None:
     """Within one major an older driver serves a newer runtime; what is not in the table is not known."""
     assert judge_driver(driver, cuda).state is state
+
+
+@pytest.mark.parametrize(
+    ("requires", "torch", "asks"),
+    [
+        (["torch==2.11.0"], None, True),
+        (['torch==2.5.1; extra == "srt"'], None, True),
+        (["torchao==0.17.0", "torch-c-dlpack-ext"], None, False),
+        ([], "2.11.0", True),
+        ([], None, False),
+    ],
+)
+def test_a_package_that_asks_for_no_torch_has_no_cuda_to_compare(
+    requires: list[str], torch: str | None, asks: bool
+) -> None:
+    """A missing torch is unknown only where one is asked for; a silent interpreter proves nothing."""
+    found = {"versions": {"sglang": "0.5.9", "torch": torch}, "requires": requires}
+
+    assert asks_torch(found) is asks
+    assert asks_torch({"error": "it did not start"})
+    state = State.UNKNOWN if asks else State.OK
+    assert judge_driver("580.95.05", None, asks_torch=asks).state is state
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Far side of the tidying after a launch or a stop: units of ours that are over, and the oldest records."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+from opsctl.agent.ops import launch_find
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
+    from typing import Any
+
+    from opsctl.agent.remote import Context
+
+
+def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Forget what is over on one port: dead units of ours, and the oldest folders above ``keep``.
+
+    How a unit ended is kept in its folder (exit.json) before systemd forgets it.
+    """
+    ended = [
+        one for one in launch_find.records(request, context)["records"] if one["state"] != "running"
+    ]
+    cleared, removed = [], []
+    for index, one in enumerate(ended):
+        if one["run"] == request["run"]:
+            continue
+        if one.get("via") == "systemd" and one.get("unit_state"):
+            forget_unit(one, launch_find.run_dir(request, one["run"], context), context)
+            cleared.append(one["unit"])
+        if index >= request.get("keep", 20):
+            shutil.rmtree(launch_find.run_dir(request, one["run"], context), ignore_errors=True)
+            removed.append(one["run"])
+    return {"units": cleared, "removed": removed}
+
+
+def forget_unit(one: dict[str, Any], folder: str, context: Context) -> None:
+    """Wait until systemd is done with an ended unit, keep how it ended, and let systemd forget it."""
+    exit_words = one["exit"]
+    if not one["unit_state"].startswith("failed"):
+        launch_find.command(["systemctl", "stop", one["unit"]], 15.0, context)
+        shown = launch_find.show_unit(one["unit"], context)
+        if shown.get("ActiveState") == "failed":
+            exit_words = launch_find.unit_exit(shown)
+        elif shown.get("ActiveState") in launch_find.LIVING:
+            return  # it was started again meanwhile: it is no remains
+    if exit_words and not os.path.exists(os.path.join(folder, "exit.json")):
+        launch_find.write_whole(
+            os.path.join(folder, "exit.json"), dict(exit_words, at_s=time.time())
+        )
+    launch_find.command(["systemctl", "reset-failed", one["unit"]], 15.0, context)
+
+
+OPERATIONS = {"tidy": tidy}
