@@ -89,6 +89,7 @@ def read_and_diagnose(app: App, source: str, context: Context) -> tuple[Diagnosi
     """Diagnose a file, standard input, or the log that the ledger keeps for a run; and name that run."""
     from opsctl.domain.crash import diagnose
     from opsctl.sglang.log import open_log, read_lines, read_records, unpack
+    from opsctl.sglang.order import in_order, mirrored
 
     stream: IO[bytes]
     try:
@@ -98,7 +99,9 @@ def read_and_diagnose(app: App, source: str, context: Context) -> tuple[Diagnosi
             run = _run_of(app, path)
             if run is not None:
                 _take_record(app, run, context)
-            return diagnose(read_records(read_lines(stream)), context), run
+            lines, turned = in_order(read_lines(stream))
+            found = diagnose(read_records(lines), context)
+            return (mirrored(found, turned) if turned else found), run
     except OSError as error:
         raise ConfigError(
             f"cannot read {source}: {error.strerror or error}", code="unreadable", subject=source

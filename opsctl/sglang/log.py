@@ -9,9 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,8 @@ MAX_REPEATS = 200
 """Lines that differ in digits only are looked at so many times; then they are counted."""
 _TIME_KEYS = ("ts", "time", "timestamp", "@timestamp", "asctime")
 _RECORD_KEYS = ("level", "severity", "levelname", "lvl", *_TIME_KEYS)
-_MESSAGE_KEYS = ("message", "msg", "event", "log", "text")
+_MESSAGE_KEYS = ("message", "msg", "event", "log", "text", "textPayload")
+_LOGFMT = re.compile(r'(?:[\w.]+=(?:"[^"]*"|\S+) )+(?:msg|message)=("(?:[^"\\]|\\.)*")')
 _MAX_SKELETONS = 40_000
 _CHUNK = 1 << 20
 
@@ -128,8 +129,9 @@ def read_records(lines: Iterable[bytes]) -> Iterator[Record]:
             if len(inner) == 1 and inner[0] is prefix.body:
                 yield _make_record(prefix, number)
                 continue
+            carrier = text[: max(0, text.find(prefix.body))]
             for part in inner:  # a carrier's line around a structured logger's record
-                yield _make_record(_inside(prefix, prefixes.read(part)), number)
+                yield _make_record(prefixes.read(carrier + part), number)
     if pending.lines:
         yield Record("", number, Kind.ACTIVITY, activity=pending)
     for first, count in repeats.counts():
@@ -219,9 +221,9 @@ def _count_decode(line: bytes, activity: Activity) -> None:
 
 
 def _unwrap_json(line: str) -> list[str]:
-    """Return the message of a line of ``journalctl -o json`` or of Docker's json-file driver."""
+    """Return the message of a line of ``journalctl -o json``, of Docker's json-file driver or of logfmt."""
     if not line.startswith("{"):
-        return [line]
+        return _of_logfmt(line) or [line]
     try:
         body = json.loads(line)
     except ValueError:
@@ -240,10 +242,24 @@ def _unwrap_json(line: str) -> list[str]:
     return _of_structured(body) or [line]
 
 
+def _of_logfmt(line: str) -> list[str]:
+    """Return the message of ``level=error msg="..."``; nothing for any other line."""
+    told = 'msg="' in line or 'message="' in line
+    found = _LOGFMT.match(line) if told and "=" in line[:40] else None
+    if found is None:
+        return []
+    try:
+        return str(json.loads(found[1])).rstrip("\n").split("\n")
+    except ValueError:
+        return []
+
+
 def _of_structured(body: dict[str, Any]) -> list[str]:
     """Return the lines of a structured logger's record: a message beside a level or a time."""
     if not any(isinstance(body.get(name), str | int | float) for name in _RECORD_KEYS):
         return []
+    if isinstance(payload := body.get("jsonPayload"), dict):
+        body = body | payload
     told = next((body[name] for name in _MESSAGE_KEYS if isinstance(body.get(name), str)), None)
     if told is None:
         return []
@@ -253,18 +269,6 @@ def _of_structured(body: dict[str, Any]) -> list[str]:
         if isinstance(body.get(name), str):
             parts += body[name].rstrip("\n").split("\n")
     return [f"{stamp} {parts[0]}" if stamp else parts[0], *parts[1:]]
-
-
-def _inside(outer: Prefix, inner: Prefix) -> Prefix:
-    """Return the inner prefix, with what only the carrier knows."""
-    return replace(
-        inner,
-        time=inner.time or outer.time,
-        time_s=outer.time_s if inner.time_s is None else inner.time_s,
-        rank=inner.rank or outer.rank,
-        source=inner.source or outer.source,
-        client=inner.client or outer.client,
-    )
 
 
 def _make_record(prefix: Prefix, number: int) -> Record:

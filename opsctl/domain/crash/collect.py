@@ -148,7 +148,7 @@ class Collector:
     def _stage(self, record: Record) -> None:
         stage = read_stage(record.body) or ""
         if stage == "launch":
-            if self.run.began:
+            if self.run.began and not self.run.is_prelude:
                 self.runs.append(Run())
                 self._traces.clear()
                 self._current = None
@@ -226,6 +226,8 @@ class Collector:
         trace = Trace(owner, text if owner else "", record)
         if chained and previous is not None:
             trace.heading = previous.heading
+            if owner is not None:  # it is the same process that speaks
+                trace.record = with_rank(record, previous.record)
         if previous is not None and not previous.closed and previous.record.rank != record.rank:
             trace.mixed = previous.mixed = True
         self._heading = None

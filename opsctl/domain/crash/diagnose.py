@@ -107,7 +107,10 @@ def _from_evidence(best: Evidence, pieces: list[Evidence], run: Run, context: Co
     confidence = best.confidence
     reason = ""
     earlier = {piece.category for piece in pieces if piece.order <= best.order}
-    if best.rule == "probe-mismatch" and "health-timeout" in earlier:
+    if best.rule == "watchdog" and _was_soft(pieces, run):
+        category, confidence = "degraded", 0.75
+        reason = "a soft watchdog saw a step that took too long; the server went on"
+    elif best.rule == "probe-mismatch" and "health-timeout" in earlier:
         category = "health-timeout"
         reason = "the sizes are those of probes that timed out and kept running"
     elif category in ("illegal-access", "scheduler-exception") and not best.ready:
@@ -126,6 +129,14 @@ def _from_evidence(best: Evidence, pieces: list[Evidence], run: Run, context: Co
     if len(causes) > 1:
         confidence *= 0.92
     return Verdict(category, round(confidence, 2), best, best.text, reason)
+
+
+def _was_soft(pieces: list[Evidence], run: Run) -> bool:
+    """True when only soft watchdogs barked, which end nothing, and batches followed."""
+    told = [piece for piece in pieces if piece.rule == "watchdog"]
+    soft = any("self.soft=True" in piece.text for piece in told)
+    hard = any("self.soft=False" in piece.text for piece in told)
+    return soft and not hard and all(run.alive_after > piece.record.line for piece in told)
 
 
 def _answers_after_death(run: Run, best: Evidence, context: Context) -> bool:

@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"(?:out of memory|memory cgroup out of memory|oom-kill\S*): Killed? process \d+"
      r"|Killed process \d+ \(.*(?:total-vm|anon-rss)|oom-kill:constraint=|oom_reaper: reaped process"
      r"|invoked oom-killer|killed by the OOM killer|result 'oom-kill'|\bOOMKilled\b|Memory cgroup out of memory"
-     r"|oom[_-]kill events? in |node was low on resource: memory|have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
+     r"|^oom_kill [1-9]\d*$|oom[_-]kill events? in |node was low on resource: memory|have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
     ("gsp-timeout", "gpu-fault", MACHINE, 0.85, r"Xid .{0,60}: (?:119|120)\b|Timeout waiting for RPC from GSP"),
     ("xid-hardware", "gpu-fault", MACHINE, 0.95,
      r"Xid .{0,60}: (?:46|48|54|56|57|58|6[1-9]|7[0-9]|8[0-9]|9[1-9]|10[0-9]|11[0-9]|12[0-9]|1[34]\d|15\d|16\d|17\d)\b"
@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|requires? (?:an? )?(?:NVIDIA )?(?:Ampere|Ada|Hopper|Blackwell)\b|only supported (?:on|for|with) (?:NVIDIA )?(?:Ampere|Ada|Hopper|Blackwell)\b|not supported (?:on|for|with) (?:GPUs? (?:of|with) )?compute capability|Could not load any common_ops library|requires? SM ?(?:>=|<=|>|<|==) ?\d\d|only (?:is )?support(?:s|ed) (?:on )?(?:GPUs? with compute capability|SM ?_?\d\d|sm_?\d\d)|Arch conditional MMA|targeting appropriate compute capability|(?:unsupported|unknown) (?:gpu|cuda|sm) arch"
      r"|not supported on (?:this )?(?:sm|SM)_?\d\d|No supported CUDA architectures"
      r"|is not supported (?:for|on) (?:the )?current (?:GPU|device|architecture)|does not support \S+ '[^']*' with capability|No execution plans support the graph"
-     r"|(?:device )?kernel image is invalid|cudaErrorInvalidKernelImage|CUDA_ERROR_INVALID_IMAGE|\bUnsupported architecture\b|(?:is |are )?not supported for (?:compute capability|sm_?\d|SM_?\d)"),
+     r"|(?:device )?kernel image is invalid|cudaErrorInvalidKernelImage|CUDA_ERROR_INVALID_IMAGE|\bUnsupported architecture\b|(?:GPU|device|architecture)\W{1,3}sm_?\d\d|Required SM ?_?\d\d|(?:is |are )?not supported for (?:compute capability|sm_?\d|SM_?\d)"),
     ("driver", "driver-mismatch", CAUSE, 0.95,
      r"driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver"
      r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver"
@@ -127,7 +127,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("kv-leak", "kv-pool-leak", CAUSE, 0.95,
      r"memory leak detected|mem leak detected|pool leak(?:ed| detected)?|leak detected in .*pool|available_size.{0,80}leak|KV cache (?:pool )?leak"),
     ("req-slots", "req-slots-exhausted", CAUSE, 0.95,
-     r"alloc_req_slots runs out|req_to_token_pool.{0,40}(?:exhausted|is full|out of memory|runs out)|(?:out of|no free|not enough|no available) req(?:uest)?(?:_pool)?[ _-](?:slots?|ind)"
+     r"alloc_req_slots runs out|req_to_token_pool.{0,40}(?:exhausted|is full|out of memory|runs out)|not enough space for mamba cache|can ?not alloc (?:request )?mamba cache|(?:out of|no free|not enough|no available) req(?:uest)?(?:_pool)?[ _-](?:slots?|ind)"
      r"|req(?:uest)? slots? (?:are )?exhausted"),
     ("kv-exhausted", "kv-pool-exhausted", CAUSE, 0.95,
      r"\bpool (?:is |runs )?out of memory|(?:Prefill|Decode|Extend) (?:runs )?out of memory\. Try|^(?:\w+: )?Out of memory\. Try to lower|Try to lower your batch size"
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"|allreduce[_ ]?fusion.{0,80}(?:fail|error|timed? ?out|could not|hang)|fail\w*.{0,60}all-?reduce[_ ]?fusion|flashinfer_comm_fusion|ipc_workspace_for_all_?reduce"
      r"|CUDASymmetricMemory\w*.{0,60}(?:fail|error|rendezvous)|(?:torch_)?symmetric_memory.{0,60}rendezvous|rendezvous .*_symmetric_memory|_alloc_symm_buffer"),
     ("cuda-oom", "cuda-oom", CAUSE, 0.93,
-     r"CUDA(?: error:)? out of memory|\[CUDA\]: out of memory|(?:HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+     r"CUDA(?: (?:driver |runtime )?error:)? out of memory|\[CUDA\]: out of memory|(?:HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
      r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED|cuda.{0,20}error.{0,20}: ?2\b.*memory|cudaMalloc\w* failed|Failed to CUDA calloc"
      r"|NCCL WARN Cuda failure.*out of memory|CUDNN_STATUS_ALLOC_FAILED|Tried to allocate [\d.]+ [KMGT]i?B"),
     ("illegal", "illegal-access", CAUSE, 0.93,
@@ -157,14 +157,14 @@ RULES: tuple[Rule, ...] = _rules(
      rf"|(?:shape|size|length|batch.?size|num_tokens|numel)s? (?:of .{{0,60}} )?(?:does not|doesn't|do not|don't|must|should) (?:match|be equal|equal)\b|invalid for input of size"
      rf"|exceeds dimension size|number of (?:tokens|rows|elements|sizes).{{0,60}}(?:does not match|doesn't match|must match|must be (?:equal|greater)|mismatch)"
      rf"|AssertionError: .{{0,80}}\b(?:shape|size|len|numel|num_tokens|bs|batch)\w*.{{0,60}}(?:(?:!=|==) ?\S*\d|\d ?(?:<=|>=|<|>) ?\d)|inconsistent tensor size|tensors? (?:must|should) have (?:the )?same (?:shape|size|number)"
-     rf"|batch size \d+ (?:exceeds|is larger than|>) .{{0,60}}\d|torch\.Size\({_SHAPE}\) (?:vs\.?|!=|and) torch\.Size|all input tensors must have the same|stack expects each tensor to be equal size"
+     rf"|batch size \d+ (?:exceeds|is larger than|>) .{{0,60}}\d|torch\.Size\({_SHAPE}\) (?:vs\.?|!=|and) (?:[\w.]+ )?torch\.Size|size \d+\s+mismatch(?:es|ed)? .{{0,80}}\d|(?:does not|do not|not|cannot) broadcast(?:able)?\b|all input tensors must have the same|stack expects each tensor to be equal size"
      rf"|must have (?:the )?same reduction dim|same slice shapes|(?:CHECK_\w+\(|Check failed).{{0,160}}\d vs\.? \d|\d exceeds (?:\w+ ){{0,4}}capacity \d|expected {_SHAPE},? (?:but )?(?:got|found) {_SHAPE}|\b(?:num_)?(?:tokens|rows|batch_size|size) \d+ ?(?:!=|>|<) ?\w+ \d|requiring a storage size of \d+ are out of bounds for storage of size \d+|Expected size for first two dimensions|Number of (?:indices|rows|tokens|elements) \(\d+\) (?:should|must)|expected input{_SHAPE} to have \d+ channels|AssertionError: \w*(?:bs|batch_size|num_tokens|n_tokens|seq_len\w*) ?[=:]? ?\d+ ?(?:!=|>=?|<=?) ?\w+ ?[=:] ?\d+|(?:tokens|rows|size|length|batch|shape|len\w*|bs)\b.{{0,20}}\b\(?\d+\)? (?:does not match|doesn't match|must equal|must match|is not equal to) \D{{0,60}}\d|\w+ must have shape \(|cannot reshape (?:array|tensor)|a Tensor with \d+ elements cannot|The shape of the mask {_SHAPE}|shape of .{{0,60}}(?:does not match|must match)|expects? .{{0,40}}(?:of )?(?:shape|size) {_SHAPE}.{{0,40}}got"),
     # --- somebody waited
     ("nccl-timeout", "collective-timeout", WAITING, 0.93,
      r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation (?:timeout|timed out)|ran for \d+ milliseconds before timing out"
      r"|Timed out waiting \d+ ?ms for (?:recv|send)|Timed out after \d+ seconds waiting for|client socket has timed out after|ProcessGroup\w*'s watchdog got stuck|wait timeout after \d+ms"
      r"|(?:NCCL|Gloo|gloo|barrier|all_?reduce|broadcast|all_?gather).{0,60}(?:timed out|timeout)(?!=|_ms|\(ms\)| is set| set to|:? ?\d+$)|HeartbeatMonitor.*(?:stuck|timed out)"
-     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|in store based barrier|failed to pass monitoredBarrier|other ranks that didn't finish loading"),
+     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|in store based barrier|monitoredBarrier, but|failed to pass monitoredBarrier|other ranks that didn't finish loading"),
     ("watchdog", "watchdog-timeout", WAITING, 0.93,
      r"watchdog timeout(?! (?:is|of|set|to)\b)|self\.watchdog_timeout=|Pyspy (?:dump for|failed to dump) PID|scheduler (?:made no|has made no|is stuck|stuck).{0,20}(?:progress|forward)?|self\.cur_batch\.batch_size\(\)="
      r"|Scheduler watchdog|forward pass (?:timed out|exceeded)|No (?:scheduler )?(?:step|progress) (?:for|in) \d+ ?s"
@@ -221,7 +221,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"Connection closed by peer|connection reset by peer|remote process exited|Broken ?pipe|ncclRemoteError|Connection refused|NCCL error.*(?:remote|system error)|unhandled (?:system|cuda) error|EOFError|DistBackendError|ncclSystemError|ncclUnhandledCudaError|Socket closed"),
     ("sigquit", "child-died", END, 0.85,
      r"Failed: Cuda error \S+:\d+ '|EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
-     r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
+     r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|^Exit Code: +(?!143\b)[1-9]\d*$|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
     ("killed", "child-died", END + 5, 0.6, r"^Killed$|: Killed$|: \d+ Killed\b|\bKilled {2,}\S|\bSIGKILL\b"),
 )  # fmt: skip
 

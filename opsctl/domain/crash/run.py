@@ -10,6 +10,7 @@ from opsctl.domain.crash.rules import CAUSE, NOTICE, WRAPPER
 
 DEATHS = frozenset({"segfault", "sigquit", "killed"})
 _WEAK = frozenset({"peer-gone", "stream-cut", "unknown-error", "killed", "request-error"})
+_UNKNOWN = frozenset({"unknown-error", "request-error"})
 _HARD = frozenset(
     {"device-assert", "illegal", "kv-leak", "detokenizer", "xid-software", "shm-exists"}
 )
@@ -41,6 +42,12 @@ class Run:
     def began(self) -> bool:
         """True when anything of this life was seen."""
         return bool(self.evidence or self.ready or self.stages or self.activity.serves)
+
+    @property
+    def is_prelude(self) -> bool:
+        """True when all that was seen is an error of unknown meaning: imports complain before a launch."""
+        quiet = not (self.ready or self.stages or self.activity.serves or self.stopped)
+        return quiet and all(piece.rule in _UNKNOWN for piece in self.evidence)
 
     def faults(self) -> list[Evidence]:
         """Return the evidence of faults, without what the server outlived."""
@@ -87,7 +94,12 @@ class Run:
                 self.alive_after > piece.record.line
             )  # a warning or one request's error: it went on
         if piece.rule in _WEAK:
-            return self.served_after > piece.record.line and piece.owner != "scheduler"
+            went_on = (
+                self.served_after
+                if piece.rule not in _UNKNOWN
+                else max(self.served_after, self.alive_after)
+            )
+            return went_on > piece.record.line and piece.owner != "scheduler"
         return False
 
     def _died(self) -> bool:

@@ -10,6 +10,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\x1b\[[0-9;]*m", ""),
+        (r"^[-*]+ +", ""),
         (r"GPU-[0-9a-fA-F-]{8,}", "<gpu>"),
         (r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F-]{4,}\b", "<id>"),
         (r"\(PCI:[0-9a-fA-F:.]+\)", "(<pci>)"),

@@ -23,6 +23,8 @@ _PAIRS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("index/self", r"Expected index \[(\d+)[^\]]*\] to be (?:smaller|no larger) than self \[(\d+)"),
         ("length", r"(?:length|size|numel|len)\D{0,30}?(\d+) (?:does not|doesn't|must|!=|vs\.?|is not equal to)"
                    r"\D{0,60}?(\d+)"),
+        ("mismatches", r"size (\d+)\s+mismatch(?:es|ed)? \D{0,80}(\d+)"),
+        ("previously seen", r"has size (\d+) for operand \d+ which does not broadcast with previously seen size (\d+)"),
         ("vs", r"\b(\d+) vs\.? (\d+)\b"),
         ("assert named", r"\b[a-z_]+ (\d+) ?(?:!=|>|<) ?[a-z_]+ (\d+)\b"),
         ("over capacity", r"\b(\d+) exceeds (?:\w+ ){0,4}capacity (\d+)"),
@@ -44,7 +46,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("resized", rf"had shape {_LIST}, which does not match the required output shape {_LIST}"),
         ("weight", rf"load weight \(torch\.Size\({_LIST}\)\) into parameter \(torch\.Size\({_LIST}\)\)"),
         ("mask", rf"shape of the mask {_LIST} .{{0,60}}indexed tensor {_LIST}"),
-        ("shape pair", rf"{_LIST} (?:vs\.?|!=|and) (?:torch\.Size\()?{_LIST}"),
+        ("shape pair", rf"{_LIST}\)? (?:vs\.?|!=|and) (?:[\w.]+ )?(?:torch\.Size\()?{_LIST}"),
     )
 )  # fmt: skip
 

@@ -32,6 +32,7 @@ class StreamJudge:
     empty_choices: bool = False
     empty_finish: bool = False
     cumulative: bool = False
+    told_reasons: bool = False  # the choices carry a finish_reason, be it null
     status: int | None = None
     text: str = ""
     first_line: int | None = None
@@ -85,6 +86,9 @@ class StreamJudge:
             self._finished("stop")
         elif kind in ("response.incomplete", "response.failed"):
             self._finished(str(kind))
+            told = event.get("response")
+            fault = told.get("error") if isinstance(told, dict) else None
+            self.error = json.dumps(fault, ensure_ascii=False)[:200] if fault else self.error
         if kind in ("message_stop", "response.completed"):
             self.done = True
         if isinstance(delta, str) or (isinstance(delta, dict) and "choices" not in event):
@@ -110,6 +114,7 @@ class StreamJudge:
         if isinstance(content, str) and len(self.text) < 4000:
             self.text += content
         reason = choice.get("finish_reason")
+        self.told_reasons = self.told_reasons or "finish_reason" in choice
         if reason == "":
             self.empty_finish = True
         elif isinstance(reason, str):
@@ -139,18 +144,9 @@ class StreamJudge:
             return "stream-cut", 0.8, f"an event is no JSON: {self.broken}"
         if _is_mush(self.text):
             return "wrong-output", 0.85, f"the text repeats itself: {self.text[-60:]!r}"
-        if (
-            self.finish is None
-            and not self.cumulative
-            and self.text
-            and self.done
-            and self._is_chat()
-        ):
+        if self.finish is None and self.done and self.told_reasons:
             return "stream-cut", 0.5, "[DONE] came without a finish_reason"
         return "stream-ok", 0.9 if self.done else 0.7, self._oddities()
-
-    def _is_chat(self) -> bool:
-        return not self.cumulative and self.usage is False and self.events > 2
 
     def _oddities(self) -> str:
         seen = []

@@ -187,3 +187,26 @@ def test_launch_facts_are_read_from_arguments_and_from_what_the_server_chose() -
     assert (facts.context_length, facts.max_running_requests, facts.threshold) == (32768, 48, 5)
     assert facts.graph_sizes == (1, 2, 4, 8)
     assert not facts.graphs_disabled
+
+
+def test_carriers_clock_in_another_zone_is_put_on_the_writers() -> None:
+    """A log store stamps in its own zone; a line that has only its stamp is still comparable."""
+    reader = PrefixReader()
+
+    both = reader.read("2026-11-20T10:06:00+08:00 [2026-11-20 02:06:00 TP1] Scheduler hit it")
+    outer_only = reader.read("2026-11-20T10:06:01+08:00 RuntimeError: the last line of a traceback")
+    later = reader.read("2026-11-20T10:06:09+08:00 [2026-11-20 02:06:09 TP0] SIGQUIT received.")
+
+    assert both.time_s is not None
+    assert outer_only.time_s is not None
+    assert later.time_s is not None
+    assert both.time_s < outer_only.time_s < later.time_s
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    ["2026-11-20T10:06:01Z ", "2026-11-20T10:06:01Z\t", "May 16, 2026 @ 20:44:54.728    "],
+)
+def test_indentation_behind_a_carrier_stays(carrier: str) -> None:
+    """A line of source inside a traceback is told by its indentation."""
+    assert PrefixReader().read(f"{carrier}    batch = run()").body == "    batch = run()"
