@@ -145,6 +145,7 @@ class Host:
     clock_ticks: int
     clock_s: float  # wall clock of the host, seconds since the epoch
     network_namespace: str | None = None
+    uid_map: tuple[tuple[int, int, int], ...] = ()  # first uid here, the same outside, how many
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,7 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
         expect=server.gpus.expect,
         classes=picture.gpu_classes,
         servers=picture.gpu_servers,
+        residents=picture.resident_gpu_pids,
         found=picture.found,
     )
     found = _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port]))

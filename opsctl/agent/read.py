@@ -23,7 +23,9 @@ from opsctl.facts import (
 
 def read_host(agent: Agent) -> Host:
     """Return what the host says of itself."""
-    return Host(**agent.call("host.read"))
+    facts = agent.call("host.read")
+    ranges = tuple((first, outside, count) for first, outside, count in facts.get("uid_map") or ())
+    return Host(**{**facts, "uid_map": ranges})
 
 
 def read_processes(agent: Agent, *, timeout_s: float = 20.0) -> list[Process]:

@@ -78,7 +78,7 @@ def _learn(cards: Target) -> list[str]:
     from opsctl.steps.baselines import load_baselines, save_baselines
 
     known = load_baselines(cards.state_dir)
-    learned = learn_baselines(cards.report, cards.stays, known, LARGEST_RESERVED_BYTES)
+    learned = learn_baselines(cards.report, cards.residents, known, LARGEST_RESERVED_BYTES)
     learned = {uuid: value for uuid, value in learned.items() if uuid in cards.uuids}
     save_baselines(cards.state_dir, cards.agent.name, learned)
     return sorted(learned)
@@ -104,7 +104,7 @@ def verify(app: App, target: str, expect: int | None) -> int:
         verdict = cards.judge(cards.report)
         free = {card.uuid for card in verdict.gpus if card.state == "free"}
         known = load_baselines(cards.state_dir)
-        learned = learn_baselines(cards.report, cards.stays, known, IDLE_MARGIN_BYTES)
+        learned = learn_baselines(cards.report, cards.residents, known, IDLE_MARGIN_BYTES)
         kept = {uuid: value for uuid, value in learned.items() if uuid in free}
         save_baselines(cards.state_dir, cards.agent.name, kept)
         return _emit_verdict(app, cards, "gpu verify", verdict)

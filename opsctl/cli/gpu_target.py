@@ -33,7 +33,7 @@ class Target:
     uuids: tuple[str, ...]
     found: tuple[Finding, ...]
     classes: Mapping[int, tuple[str, str]]
-    stays: frozenset[int]
+    residents: frozenset[int]
     expect: int | None
     margin_bytes: int
     state_dir: Path
@@ -52,6 +52,7 @@ class Target:
             baselines=load_baselines(self.state_dir),
             classes=self.classes,
             servers=self.servers,
+            residents=self.residents,
             margin_bytes=self.margin_bytes,
             found=self.found,
         )
@@ -89,7 +90,7 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         picture.uuids,
         picture.found,
         picture.gpu_classes,
-        picture.protected_gpu_pids,
+        picture.resident_gpu_pids,
         expect or server.gpus.expect,
         server.stop.margin_mib * MIB,
         app.state(),
@@ -104,6 +105,7 @@ def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | No
     from opsctl.domain.gpu import IDLE_MARGIN_BYTES, holders_of, resolve_gpus
     from opsctl.domain.process import describe
     from opsctl.domain.protection import Table, View, protections
+    from opsctl.steps.picture import is_resident
 
     agent = hosts.agent(site.host(name).via or name)
     report = read_gpus(agent)
@@ -119,7 +121,9 @@ def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | No
             kind = "protected" if holder.pid in never else "foreign"
             classes[holder.pid] = (kind, describe(process))
     uuids, found = resolve_gpus("all", report)
-    stays = frozenset(pid for pid, (kind, _) in classes.items() if kind == "protected")
+    residents = frozenset(
+        holder.pid for holder in holders if is_resident(holder, table.by_pid.get(holder.pid))
+    )
     return Target(
         name,
         agent,
@@ -127,7 +131,7 @@ def _host_target(app: App, site: Site, hosts: Hosts, name: str, expect: int | No
         uuids,
         found,
         classes,
-        stays,
+        residents,
         expect,
         IDLE_MARGIN_BYTES,
         app.state(),

@@ -53,6 +53,7 @@ class HolderView:
     kind: str | None  # member, foreign, protected; None: no process table was asked
     label: str
     server: str | None = None  # the other server of the site that a foreign one is of
+    is_resident: bool = False  # a daemon or a display, which is there on an idle card too
 
 
 @dataclass(frozen=True, slots=True)

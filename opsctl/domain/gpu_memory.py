@@ -60,6 +60,7 @@ def judge_memory(
     baselines: Mapping[str, Baseline] | None = None,
     classes: Mapping[int, tuple[str, str]] | None = None,
     servers: Mapping[int, str] | None = None,
+    residents: frozenset[int] = frozenset(),
     margin_bytes: int = IDLE_MARGIN_BYTES,
     found: Sequence[Finding] = (),
 ) -> MemoryVerdict:
@@ -72,6 +73,8 @@ def judge_memory(
         baselines: what each GPU used when it was seen idle, by UUID.
         classes: pid of the GPU host -> (class, description), where a process table was read.
         servers: pid of the GPU host -> the other server of the site that it is of.
+        residents: pids of the GPU host that are there on an idle card too: daemons and displays. Who is only
+            not to be signalled (another container's, our own login's) is none: it uses the card.
         margin_bytes: how much over the baseline still counts as idle.
         found: what ``resolve_gpus`` found.
     """
@@ -89,7 +92,7 @@ def judge_memory(
         _judge_one(
             by_uuid[uuid],
             (baselines or {}).get(uuid),
-            _views(by_uuid[uuid], classes, servers or {}),
+            _views(by_uuid[uuid], classes, servers or {}, residents),
             margin_bytes,
         )
         for uuid in uuids
@@ -140,7 +143,10 @@ def _judge_one(
 
 
 def _views(
-    gpu: Gpu, classes: Mapping[int, tuple[str, str]] | None, servers: Mapping[int, str]
+    gpu: Gpu,
+    classes: Mapping[int, tuple[str, str]] | None,
+    servers: Mapping[int, str],
+    residents: frozenset[int],
 ) -> tuple[HolderView, ...]:
     views = []
     for process in gpu.processes or ():
@@ -149,7 +155,8 @@ def _views(
             kind, label = None, ""
         else:
             kind, label = classes.get(process.pid, ("foreign", UNSEEN))
-        views.append(HolderView(holder, kind, label, servers.get(process.pid)))
+        server, resident = servers.get(process.pid), process.pid in residents
+        views.append(HolderView(holder, kind, label, server, resident))
     return tuple(views)
 
 
@@ -223,7 +230,7 @@ def _within_the_limit(
 
 
 def _blocks(view: HolderView) -> bool:
-    return view.holder.kind in COMPUTE_KINDS and view.kind != "protected"
+    return view.holder.kind in COMPUTE_KINDS and not view.is_resident
 
 
 def _notes(gpu: Gpu) -> list[Finding]:
@@ -274,11 +281,15 @@ def _held(gpu: Gpu, view: HolderView) -> Finding:
         text = f"pid {view.holder.pid} of server {view.server}{what} holds {amount}"
         return Finding("held", gpu.uuid, text, f"opsctl stop {view.server}")
     kind = f"{view.kind} " if view.kind else ""
+    steps = {
+        "foreign": "stop it where it belongs, or --evict it",
+        "protected": "opsctl never signals it: stop it where it belongs",
+    }
     return Finding(
         "held",
         gpu.uuid,
         f"{kind}pid {view.holder.pid}{what} holds {amount}",
-        "stop its server" if view.kind != "foreign" else "stop it where it belongs, or --evict it",
+        steps.get(view.kind or "", "stop its server"),
     )
 
 

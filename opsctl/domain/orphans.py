@@ -10,19 +10,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from opsctl.domain.gpu import GpuHolder
-from opsctl.domain.launch_line import LaunchLine, is_python, is_supervisor, read_title
+from opsctl.domain.launch_line import (
+    LaunchLine,
+    is_python,
+    is_supervisor,
+    own_script,
+    read_title,
+)
 from opsctl.domain.protection import Table, program_of
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
 
 # Programs that adopt orphans (subreapers) or start jobs, and are no engine's owner themselves.
 _ADOPTERS = re.compile(
-    r"^(?:init|systemd|tini|dumb-init|catatonit|s6-svscan|runsvdir|supervisord|bash|sh|dash|zsh|fish"
-    r"|tmux(?:: server)?|screen|SCREEN|containerd-shim.*|conmon|docker-init|lxc-start|lxc-attach"
-    r"|slurmstepd|sshd|sudo|nohup)$"
+    r"^(?:(?:.*[-_])?init|systemd|busybox|runit|tini(?:-.*)?|catatonit|pid1|bwrap"
+    r"|s6-(?:svscan|supervise)|runsv(?:dir)?|supervisord|supervise-daemon|monit"
+    r"|bash|sh|dash|zsh|fish|ksh|login|tmux(?:: server)?|screen|SCREEN|dtach"
+    r"|containerd-shim.*|conmon|lxc-start|lxc-attach|slurmstepd|pbs_mom|sshd.*|dropbear|su|sudo|nohup)$"
 )
+# The same, written in Python or for node: their executable is the interpreter.
+_ADOPTERS_IN_PYTHON = ("supervisord", "circusd", "my_init", "honcho")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Orphans:
                 return True
             if parent.is_dead or read_title(parent.argv) or is_supervisor(parent.argv):
                 continue
-            return not _ADOPTERS.match(program_of(parent)) and parent.pid != 1
+            return not is_adopter(parent)
         return False
 
     def _held(self, pid: int) -> set[str]:
@@ -138,3 +148,18 @@ class Orphans:
 
     def _is_a_strangers(self, peer: Process) -> bool:
         return read_title(peer.argv) is not None and self._holds_only_elsewhere(peer)
+
+
+def is_adopter(process: Process) -> bool:
+    """Say whether a process is the parent of workers by adoption alone, or of whatever is started in it.
+
+    Pid 1 of any namespace adopts what loses its parent there, whatever program it is.
+    """
+    if process.pid == 1 or process.ns_pids[-1:] == (1,) or _ADOPTERS.match(program_of(process)):
+        return True
+    script = own_script(process.argv)
+    if script is not None and PurePosixPath(script).name in _ADOPTERS_IN_PYTHON:
+        return True
+    return process.argv[:1] != () and process.argv[0].startswith(
+        "PM2 v"
+    )  # pm2's daemon, under node

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from opsctl.domain.launch_line import read_launch_line, read_title
-from opsctl.domain.process import Judged, Selection
+from opsctl.domain.launch_line import read_title
+from opsctl.domain.process import Judged, Selection, launch_line_of
 from opsctl.facts import Process, ProcessDetail
 
 
@@ -35,7 +35,7 @@ def role_of(process: Process) -> str:
     title = read_title(process.argv)
     if title:
         return title.removeprefix("sglang::")
-    if read_launch_line(process.argv):
+    if launch_line_of(process):
         return "server"
     if any("resource_tracker" in element for element in process.argv):
         return "resource tracker"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opsctl.domain.launch_line import LaunchLine, read_launch_line
-from opsctl.domain.process import is_command
+from opsctl.domain.launch_line import LaunchLine
+from opsctl.domain.process import is_command, launch_line_of
 from opsctl.domain.protection import Table, container_of
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
@@ -31,7 +31,7 @@ def server_of(
     """
     inside = container_of(process.cgroup)
     for one in (process, *table.ancestors(process.pid)):
-        line = read_launch_line(one.argv)
+        line = launch_line_of(one)
         for container, server in servers:
             if container == inside and claims(server, one, line):
                 return server.name

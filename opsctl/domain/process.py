@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from opsctl.domain.gpu import GpuHolder
 from opsctl.domain.launch_line import (
+    LaunchLine,
     abbreviates_secret,
     is_python,
     matches_command,
@@ -107,7 +108,7 @@ def candidates(
     table = Table.of(processes)
     found: set[int] = set()
     for process in processes:
-        line = read_launch_line(process.argv)
+        line = launch_line_of(process)
         titled = read_title(process.argv) is not None
         if line or titled or server.is_recorded(process) or is_command(server, process):
             found.add(process.pid)
@@ -154,9 +155,22 @@ def shorten(argv: Sequence[str], width: int = 60) -> str:
     return f"{text[:head]}...{text[-(width - 3 - head) :]}"
 
 
+def launch_line_of(process: Process) -> LaunchLine | None:
+    """Return what an SGLang server's command line says, also of one that was started under another name.
+
+    ``exec -a NAME python -m ...`` and a login shell's ``-python`` change argv[0] and nothing else; what runs
+    is the executable.
+    """
+    line = read_launch_line(process.argv)
+    program = (process.exe or "").removesuffix(" (deleted)")
+    if line is None and len(process.argv) > 1 and is_python(program):
+        return read_launch_line((program, *process.argv[1:]))
+    return line
+
+
 def describe(process: Process) -> str:
     """Return what a process is, for a sentence: its server line, its title or its command line."""
-    line = read_launch_line(process.argv)
+    line = launch_line_of(process)
     if line:
         return legible(f"an SGLang server ({line.describe()})")
     return shorten(process.argv) or f"[{legible(process.comm)}]"

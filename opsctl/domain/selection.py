@@ -11,7 +11,6 @@ from opsctl.domain.launch_line import (
     is_python,
     is_supervisor,
     own_script,
-    read_launch_line,
     read_title,
 )
 from opsctl.domain.orphans import Claim, Orphans
@@ -24,6 +23,7 @@ from opsctl.domain.process import (
     describe,
     in_unit,
     is_command,
+    launch_line_of,
 )
 from opsctl.domain.protection import (
     Table,
@@ -84,7 +84,7 @@ class _Judge:
         graphics = frozenset(hold.pid for hold in self.holders if hold.kind == "G")
         self.never = protections(self.table, self.view, graphics)
         for process in self.table.by_pid.values():
-            line = read_launch_line(process.argv)
+            line = launch_line_of(process)
             if line:
                 self.lines[process.pid] = line
         self._prove_directly()

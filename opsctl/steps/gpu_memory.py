@@ -50,12 +50,12 @@ class ProveGpuMemory:
         elif self.timeout_s is not None:
             poll.shorten(self._timeout_s(ctx))
         before = poll.first
-        verdict = poll.wait()
+        verdict, residents = poll.wait(), poll.residents
         if any(view.label == UNSEEN for card in verdict.gpus for view in card.holders):
-            verdict = judge_of(ctx, picture_of(ctx))(
-                poll.report
-            )  # it came after the plan: what is it?
-        learned = learn(ctx, poll.report, verdict, poll.stays)
+            picture = picture_of(ctx)  # it came after the plan: what is it?
+            residents = picture.resident_gpu_pids
+            verdict = judge_of(ctx, picture)(poll.report)
+        learned = learn(ctx, poll.report, verdict, residents)
         data = memory_data(verdict, before, poll.free_after_s)
         data["proven_after_exit_s"] = _since(ctx.live.pop(LAST_EXIT_KEY, None), poll.proven_at_s)
         data["proven_at"] = poll.proven_wall_s
@@ -114,6 +114,7 @@ def judge_of(ctx: StepContext, picture: Picture) -> Callable[[GpuReport], Memory
             baselines=baselines,
             classes=picture.gpu_classes,
             servers=picture.gpu_servers,
+            residents=picture.resident_gpu_pids,
             margin_bytes=margin,
             found=picture.found,
         )
@@ -137,14 +138,14 @@ def start_poll(ctx: StepContext, picture: Picture, timeout_s: float) -> MemoryPo
         limits,
         judge,
         timeout_s,
-        stays=picture.protected_gpu_pids,
+        residents=picture.resident_gpu_pids,
     )
     poll.start()
     return poll
 
 
 def learn(
-    ctx: StepContext, report: GpuReport, verdict: MemoryVerdict, stays: frozenset[int]
+    ctx: StepContext, report: GpuReport, verdict: MemoryVerdict, residents: frozenset[int]
 ) -> dict[str, Baseline]:
     """Record what the proven idle cards use; a busy card teaches nothing."""
     if ctx.state_dir is None:
@@ -152,7 +153,7 @@ def learn(
     idle = {card.uuid for card in verdict.gpus if card.state == "free"}
     known = load_baselines(ctx.state_dir)
     margin = min(margin_of(ctx), IDLE_MARGIN_BYTES)
-    learned = learn_baselines(report, stays, known, margin)
+    learned = learn_baselines(report, residents, known, margin)
     learned = {uuid: baseline for uuid, baseline in learned.items() if uuid in idle}
     save_baselines(ctx.state_dir, cast(StopSession, ctx.session).gpu_agent.name, learned)
     return learned

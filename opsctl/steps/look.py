@@ -40,7 +40,10 @@ class Look:
             mine.get("rebooted")
         )  # gone with its machine or container: to be launched again
         launched = None if mine["state"] == "absent" or lost else mine
-        newer = overtaken_by(records, ctx.run_id, ctx.begun_s)
+        host = read_host(agent)
+        # the records bear the host's clock, the run's beginning bears ours
+        begun_s = ctx.begun_s and ctx.begun_s + host.clock_s - ctx.wall()
+        newer = overtaken_by(records, ctx.run_id, begun_s)
         if newer is not None:
             raise SafetyRefusal(
                 f"run {newer['run']} has launched a server on port {server.port} since this run began",
@@ -50,7 +53,7 @@ class Look:
             )
         running = [one for one in records if one["state"] == "running" and one["run"] != ctx.run_id]
         data: dict[str, Any] = {
-            "host": asdict(read_host(agent)),
+            "host": asdict(host),
             "gpus": gpu_facts(ctx),
             "launched": launched,
             "running": running,
@@ -77,7 +80,10 @@ def gpu_facts(ctx: StepContext) -> list[dict[str, Any]]:
 def overtaken_by(
     records: list[dict[str, Any]], run: str, begun_s: float
 ) -> Mapping[str, Any] | None:
-    """Return a launch of another run that was asked for after this run began; None without one."""
+    """Return a launch of another run that was asked for after this run began; None without one.
+
+    ``begun_s`` is on the host's clock.
+    """
     ours = (run, back_id(run))
     later = [one for one in records if one["run"] not in ours and one["asked_s"] > begun_s]
     return later[0] if later and begun_s else None

@@ -9,11 +9,11 @@ from typing import Any
 from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
 from opsctl.domain.gpu_memory import UNSEEN
 from opsctl.domain.process import Judged, ProcessClass, Selection, candidates, describe
-from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, container_of, program_of
+from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, program_of
 from opsctl.domain.selection import select
 from opsctl.domain.server import ServerIdentity
 from opsctl.domain.stop_plan import UnitFact
-from opsctl.facts import GpuReport, Process, ProcessId
+from opsctl.facts import GpuReport, Host, Process, ProcessId
 from opsctl.output import Finding
 from opsctl.steps.reading import NO_SUCH_UID, Place, Reading, StopSession, begin_reading
 
@@ -23,7 +23,8 @@ class Picture:
     """Everything that a decision about one server needs, read at one time.
 
     ``gpu_classes`` maps pids as NVML numbers them to (class, words), ``gpu_servers`` those of the site's
-    other servers to these.
+    other servers to these; ``resident_gpu_pids`` are those of daemons and displays, which use the cards
+    also while no server runs.
     """
 
     server: ServerIdentity
@@ -34,7 +35,7 @@ class Picture:
     uuids: tuple[str, ...]
     found: tuple[Finding, ...]
     gpu_classes: Mapping[int, tuple[str, str]]
-    protected_gpu_pids: frozenset[int]
+    resident_gpu_pids: frozenset[int]
     boot_id: str
     place: Place
     gpu_servers: Mapping[int, str] = field(default_factory=dict)
@@ -70,12 +71,23 @@ def take_picture(session: StopSession, known: Place | None = None) -> Picture:
     view = _view(session, reading, place)
     details = reading.details(candidates(server, reading.processes, joined, view))
     chosen = select(server, reading.processes, details, joined, view, others)
-    chosen, classes, stays = _with_unseen(chosen, here, unseen, reading.gpu_table)
+    chosen, classes, residents = _with_unseen(chosen, here, unseen, reading.gpu_table)
     boot_id = reading.boot_id
     named = {one.pid: one.server for one in chosen.foreign if one.server}
     servers = {gpu_pid: named[one.pid] for one, gpu_pid in here if one.pid in named}
     return Picture(
-        server, chosen, table, view, report, uuids, found, classes, stays, boot_id, place, servers
+        server,
+        chosen,
+        table,
+        view,
+        report,
+        uuids,
+        found,
+        classes,
+        residents,
+        boot_id,
+        place,
+        servers,
     )
 
 
@@ -87,7 +99,7 @@ def _view(session: StopSession, reading: Reading, place: Place | None = None) ->
     return View(
         agent_pid=agent_pid,
         uid=next((p.uid for p in processes if p.pid == agent_pid), 0),
-        owner_uid=None if uid is None else _owner_uid(session, processes, uid),
+        owner_uid=None if uid is None or place is None else _owner_uid(session, uid, place.host),
         container=session.container,
         holders_here=session.one_machine and _shares(reading.gpu_table, reading.table, agent_pid),
         network=None if place is None else place.host.network_namespace,
@@ -195,18 +207,19 @@ def _shares(gpu_table: Table | None, table: Table, agent_pid: int) -> bool:
     return any(_same_process(there, {key: [agent]}) for there in gpu_table.by_pid.values())
 
 
-def _owner_uid(session: StopSession, processes: Sequence[Process], inner_uid: int) -> int | None:
-    """Return the uid that the server's processes have in the owner's view; None: compare the name."""
+def _owner_uid(session: StopSession, inner_uid: int, inside: Host) -> int | None:
+    """Return the uid that the server's processes have in the owner's view; None: compare the name.
+
+    An unprivileged container shifts its uids, by ranges that a configuration may split (``lxc.idmap``).
+    """
     if session.container is None:
         return None if inner_uid == NO_SUCH_UID else inner_uid
     if inner_uid == NO_SUCH_UID:
         return NO_SUCH_UID  # nobody of that name runs anything there
-    for process in processes:
-        if container_of(process.cgroup) == session.container and process.ns_pids[-1:] == (1,):
-            return (
-                process.uid + inner_uid
-            )  # an unprivileged container shifts all uids by its root's
-    return inner_uid
+    for first, outside, count in inside.uid_map:
+        if first <= inner_uid < first + count:
+            return outside + inner_uid - first
+    return NO_SUCH_UID if inside.uid_map else inner_uid
 
 
 def _with_unseen(
@@ -217,24 +230,33 @@ def _with_unseen(
 ) -> tuple[Selection, dict[int, tuple[str, str]], frozenset[int]]:
     """Add the holders that the server's side does not show, and class every holder by NVML's pid."""
     classes: dict[int, tuple[str, str]] = {}
+    residents: set[int] = set()
     outside = {j.pid: j for j in (*chosen.foreign, *chosen.protected, *chosen.members)}
     for holder, gpu_pid in here:
         judged = outside.get(holder.pid)
         if judged is not None:
             classes[gpu_pid] = (judged.kind.value, _words(judged))
+            if is_resident(holder, judged.process):
+                residents.add(gpu_pid)
     foreign = list(chosen.foreign)
     for holder in unseen:
         there = gpu_table.by_pid.get(holder.pid) if gpu_table else None
         words = describe(there) if there else UNSEEN
         daemon = PROTECTED_PROGRAMS.get(program_of(there)) if there else None
         kind = ProcessClass.FOREIGN
-        if holder.kind == "G" or daemon:
+        if is_resident(holder, there):
+            residents.add(holder.pid)
             kind, words = ProcessClass.PROTECTED, daemon or words
         classes[holder.pid] = (kind.value, words)
         if holder.uuid in chosen.server.gpu_uuids and kind is ProcessClass.FOREIGN:
             foreign.append(Judged(holder.pid, None, kind, words, (holder,)))
-    stays = frozenset(pid for pid, (kind, _) in classes.items() if kind == "protected")
-    return replace(chosen, foreign=tuple(foreign)), classes, stays
+    return replace(chosen, foreign=tuple(foreign)), classes, frozenset(residents)
+
+
+def is_resident(holder: GpuHolder, process: Process | None) -> bool:
+    """Say whether a holder uses the card also while no server runs: a display, or a daemon of the driver."""
+    daemon = process is not None and program_of(process) in PROTECTED_PROGRAMS
+    return holder.kind == "G" or daemon
 
 
 def _words(judged: Judged) -> str:

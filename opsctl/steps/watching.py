@@ -119,7 +119,7 @@ class MemoryPoll:
     limits: dict[str, int]
     judge: Callable[[GpuReport], MemoryVerdict]
     timeout_s: float
-    stays: frozenset[int] = frozenset()  # protected holders, by NVML's pid
+    residents: frozenset[int] = frozenset()  # by NVML's pid: there on an idle card too
     waits_for_foreign: bool = False
     first: MemoryVerdict | None = None
     verdict: MemoryVerdict | None = None
@@ -174,13 +174,21 @@ class MemoryPoll:
         return self.verdict
 
     def _only_foreign_holds(self) -> bool:
-        """Say whether each card that is not free is held by somebody whom the stop leaves alone."""
+        """Say whether each card that is not free is held by somebody whom the stop leaves alone.
+
+        A daemon's memory is no such hold: it is in the baseline, or will be.
+        """
         verdict = self.verdict
         if not self._processes_gone.is_set() or verdict is None:
             return False
         blocked = [card for card in verdict.gpus if card.state != "free"]
         return bool(blocked) and all(
-            any(view.kind == "foreign" and view.holder.kind != "G" for view in card.holders)
+            any(
+                view.kind in ("foreign", "protected")
+                and view.holder.kind != "G"
+                and not view.is_resident
+                for view in card.holders
+            )
             and not any(view.kind == "member" for view in card.holders)
             for card in blocked
         )

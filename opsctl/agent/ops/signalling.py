@@ -132,7 +132,8 @@ def watch(request: dict[str, Any], context: Context) -> dict[str, Any]:
         (negative: signal) is known only for children of the agent.
 
     Returns:
-        ``gone`` and ``left``: pids; a zombie counts as gone.
+        ``gone`` and ``left``: pids; a zombie counts as gone. Withdrawn before that it is an error, and no
+        shorter answer: the client may be as late as the agent, and take it for the whole.
     """
     return wait(request, context, context.emit)
 
@@ -177,8 +178,11 @@ def wait(request: dict[str, Any], context: Context, emit: Any) -> dict[str, Any]
                     os.close(held)
                 gone.append(pid)
             if slice_s <= 0:
-                break
-        return {"gone": gone, "left": sorted(left)}
+                return {"gone": gone, "left": sorted(left)}
+        if left:  # what is left now is not what was left when the time was up
+            text = "withdrawn while %d processes were still there" % len(left)
+            raise context.Error("operation-timeout", text)
+        return {"gone": gone, "left": []}
     finally:
         for _, held in left.values():
             if held is not None:

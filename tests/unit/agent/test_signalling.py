@@ -93,3 +93,15 @@ def test_a_signal_without_a_name_is_refused() -> None:
     with pytest.raises(Error, match="no signal named 'TREM'"):
         signalling.signal_number("TREM", FakeContext())  # type: ignore[arg-type]
     assert signalling.signal_number("SIGTERM", FakeContext()) == 15  # type: ignore[arg-type]
+
+
+def test_a_withdrawn_wait_is_no_answer(sleeper: subprocess.Popen[bytes]) -> None:
+    """Its time is up on the agent's clock before it is on ours: the process is not "left", nobody knows."""
+    context = FakeContext()
+    context.cancelled.set()
+    request = {"processes": [request_for(sleeper)], "timeout_s": 60.0}
+
+    with pytest.raises(Error) as caught:
+        signalling.wait_gone(request, context)  # type: ignore[arg-type]
+
+    assert caught.value.kind == "operation-timeout"

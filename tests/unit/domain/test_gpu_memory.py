@@ -123,18 +123,34 @@ def test_a_baseline_of_the_other_way_of_counting_is_not_used() -> None:
     assert judge_memory(report(old), [GPU0], baselines=known).exit_code == 0
 
 
-def test_protected_holders_within_the_baseline_do_not_block() -> None:
-    """The MPS server stays; a member or a stranger blocks however little it holds."""
+def test_only_daemons_and_displays_within_the_baseline_do_not_block() -> None:
+    """The MPS server stays; a member, a stranger, another container's blocks however little it holds."""
     card = gpu(used=40 * MIB, holders=[(7, 30 * MIB, "M")])
     known = {GPU0: Baseline(40 * MIB, 2)}
 
-    def code(kind: str) -> int:
+    def code(kind: str, residents: frozenset[int] = frozenset()) -> int:
         classes = {7: (kind, "x")}
-        return judge_memory(report(card), [GPU0], baselines=known, classes=classes).exit_code
+        verdict = judge_memory(
+            report(card), [GPU0], baselines=known, classes=classes, residents=residents
+        )
+        return verdict.exit_code
 
-    assert code("protected") == 0
+    assert code("protected", frozenset({7})) == 0
+    assert code("protected") == 20
     assert code("member") == 20
     assert code("foreign") == 20
+
+
+def test_who_is_not_to_be_signalled_holds_its_memory_by_name() -> None:
+    """Another container's server on our card is named: no word of memory without an owner, or of a reboot."""
+    card = gpu(used=9 * GIB, holders=[(7, 9 * GIB)])
+    classes = {7: ("protected", "runs in container 130")}
+
+    (finding,) = judge_memory(report(card), [GPU0], classes=classes).all_findings
+
+    assert finding.code == "held"
+    assert "pid 7 (runs in container 130) holds 9216 MiB" in finding.text
+    assert finding.next == "opsctl never signals it: stop it where it belongs"
 
 
 def test_holders_carry_their_class() -> None:

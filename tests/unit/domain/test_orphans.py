@@ -41,6 +41,34 @@ def test_a_subreaper_is_no_parent(adopter: str) -> None:
     assert chosen(reaper, orphan, holders=[hold(GPU0, 4202)]).pids == {4202}
 
 
+@pytest.mark.parametrize(
+    ("argv", "changes"),
+    [
+        ("/usr/bin/python3 /usr/bin/circusd /etc/circus.ini", {}),
+        ("/usr/bin/python3 /sbin/my_init", {}),
+        (("PM2 v5.3.0: God Daemon (/root/.pm2)",), {"exe": "/usr/bin/node"}),
+        ("/usr/bin/tini-static -s -- /run.sh", {"exe": "/usr/bin/tini-static"}),
+        ("/sbin/docker-init -- bash", {"exe": "/sbin/docker-init"}),
+        ("/usr/bin/python3 /app/main.py", {"ns_pids": (3000, 1)}),
+    ],
+)
+def test_what_stands_in_for_init_is_no_parent(argv: Any, changes: dict[str, Any]) -> None:
+    """Supervisors in Python or node, a container's init, and pid 1 of a namespace whatever runs as it."""
+    reaper = proc(3000, 1, argv, **changes)
+    orphan = title(4202, 3000, "sglang::scheduler_TP0")
+    assert chosen(reaper, orphan, holders=[hold(GPU0, 4202)]).pids == {4202}
+
+
+@pytest.mark.parametrize("argv", ["python3 bench_offline.py", "uvicorn app:app", "ray::Engine.run"])
+def test_a_program_with_an_engine_in_it_is_the_parent(argv: str) -> None:
+    """Its workers bear the same titles, on GPUs that the site calls ours: they are its own, and no doubt."""
+    engine = proc(3000, 1, argv, exe="/usr/bin/python3.11")
+    result = chosen(engine, title(4202, 3000, "sglang::scheduler_TP0"), holders=[hold(GPU0, 4202)])
+    assert not result.members
+    assert not result.ambiguous
+    assert [one.pid for one in result.foreign] == [4202]
+
+
 def test_orphans_on_other_gpus_are_not_ours() -> None:
     """What holds only other GPUs belonged to another server."""
     result = chosen(title(4202, 1, "sglang::scheduler_TP0"), holders=[hold(GPU2, 4202)])

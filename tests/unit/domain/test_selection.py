@@ -69,6 +69,18 @@ def test_a_server_without_port_option_is_on_the_default_port() -> None:
     assert chosen(system(proc(4200, 1, argv))).pids == {4200}
 
 
+@pytest.mark.parametrize("name", ["glm5-production", "-python", "sglang::server", "sh"])
+def test_a_server_that_was_started_under_another_name_is_found(name: str) -> None:
+    """`exec -a NAME python -m ...` changes argv[0]; what runs is the executable."""
+    root = proc(4200, 1, (name, *LAUNCH[1:]), exe="/opt/venv/bin/python3.11 (deleted)")
+    worker = title(4202, 4200, "sglang::scheduler_TP0", session=4200)
+
+    assert candidates(server(), system(root, worker), [], view()) == [4200, 4202]
+    assert chosen(system(root, worker)).pids == {4200, 4202}
+    other = proc(4200, 1, (name, *LAUNCH[1:]), exe="/usr/bin/vim")
+    assert not chosen(system(other)).pids
+
+
 @pytest.mark.parametrize(
     "stranger",
     [

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
 
 from opsctl.domain.protection import Table
+from opsctl.facts import GpuReport
 from opsctl.site import Server
 from opsctl.steps.picture import identity_of, take_picture, translate
 from tests.fakes import FakeAgent
-from tests.unit.domain.tables import AGENT, BOOT, GPU0, LAUNCH, hold, proc, system, title
+from tests.unit.domain.tables import (
+    AGENT,
+    BOOT,
+    GPU0,
+    LAUNCH,
+    gpu,
+    hold,
+    proc,
+    report,
+    system,
+    title,
+)
 
 INNER_NS = "pid:[4026532000]"
 
@@ -143,6 +155,14 @@ def agent(*processes: Any, records: list[dict[str, Any]] | None = None) -> FakeA
     )
 
 
+def gpu_reply(found: GpuReport) -> dict[str, Any]:
+    """Return a gpu.read reply of this report."""
+    body = asdict(found)
+    for card in body["gpus"]:
+        card["processes"] = [list(process.values()) for process in card["processes"]]
+    return body
+
+
 SITE = Server(host="h", port=30000, python="/opt/sglang/bin/python", model="/models/m")
 
 
@@ -184,6 +204,47 @@ def test_a_container_s_record_counts_under_the_node_s_boot_id() -> None:
     found = identity_of(session, [record], [], "inner", BOOT)
 
     assert [(entry.boot_id, entry.pid) for entry in found.recorded] == [(BOOT, 12)]
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "outside"),
+    [
+        ([[0, 100000, 65536]], 101000),
+        ([[0, 100000, 1000], [1000, 1000, 1], [1001, 101001, 64535]], 1000),  # a bind mount's user
+        ([[0, 0, 4294967295]], 1000),
+    ],
+)
+def test_the_server_s_user_is_found_through_the_container_s_id_map(
+    uid_map: list[list[int]], outside: int
+) -> None:
+    """`lxc.idmap` may split the ranges: one user inside is that very user outside."""
+    inside = {"cgroup": "/lxc/129/ns", "pid_namespace": INNER_NS, "ns_pids": (4200, 12)}
+    mine = proc(4200, 1, LAUNCH, uid=outside, **inside)
+    init = proc(4000, 1, "/sbin/init", uid=uid_map[0][1], **{**inside, "ns_pids": (4000, 1)})
+    fake = agent(*system(init, mine))
+    fake.operations["host.read"] = {**HOST, "uid_map": uid_map}
+    session = OneHost(fake, SITE.model_copy(update={"user": "1000"}), container="129")
+
+    assert take_picture(session).selection.pids == {4200}
+    other = replace(session, server=SITE.model_copy(update={"user": "1001"}))
+    assert not take_picture(other).selection.members
+
+
+def test_only_daemons_and_displays_count_as_residents_of_a_card() -> None:
+    """Who is not to be signalled for its place (another container's) uses the card like any stranger."""
+    other = proc(5000, 1, "python train.py", cgroup="/lxc/130/ns", ns_pids=(5000, 9))
+    mps = proc(5001, 1, "nvidia-cuda-mps-server", exe="/usr/bin/nvidia-cuda-mps-server")
+    card = report(gpu(holders=[(5000, 9 << 30), (5001, 30 << 20, "M")]))
+    fake = agent(*system(other, mps))
+    fake.operations["gpu.read"] = gpu_reply(card)
+
+    picture = take_picture(OneHost(fake, SITE))
+
+    assert {pid: kind for pid, (kind, _) in picture.gpu_classes.items()} == {
+        5000: "protected",
+        5001: "protected",
+    }
+    assert picture.resident_gpu_pids == {5001}
 
 
 def test_a_user_that_only_the_name_tells_is_compared_by_name() -> None:

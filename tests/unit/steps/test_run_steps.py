@@ -524,6 +524,26 @@ def test_a_preflight_says_when_the_parser_was_asked() -> None:
     assert "flags accepted (asked 2026-11-29 23:47:24 UTC; nothing that" in asked[1]
 
 
+@pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize(("asked_s", "overtaken"), [(85.0, False), (95.0, True)])
+def test_the_host_s_clock_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, skew_s: float, asked_s: float, overtaken: bool
+) -> None:
+    """A launch of before this run began is none of after it, however far the host's clock is off."""
+    monkeypatch.setattr(look, "read_host", lambda _: replace(HOST, clock_s=100.0 + skew_s))
+    monkeypatch.setattr(look, "gpu_facts", lambda _: [])
+    other = {"run": "r1", "state": "exited", "pid": 7, "asked_s": asked_s + skew_s}
+    agent = FakeAgent({"launch.find": {"state": "absent"}, "launch.records": {"records": [other]}})
+    ctx = context(agent, begun_s=90.0)
+
+    if overtaken:
+        with pytest.raises(SafetyRefusal) as caught:
+            look.Look().run(ctx)
+        assert caught.value.code == "overtaken"
+    else:
+        assert look.Look().run(ctx).is_good
+
+
 def test_a_launch_that_went_with_its_machine_is_not_behind_us(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,11 +26,15 @@ def answer(outcome: str, *gpus: dict[str, Any], **changes: Any) -> dict[str, Any
     return {"outcome": outcome, "state": "ok", "detail": None, "gpus": list(gpus), **changes}
 
 
-def poll_of(agent: FakeAgent, classes: dict[int, tuple[str, str]] | None = None) -> MemoryPoll:
+def poll_of(
+    agent: FakeAgent,
+    classes: dict[int, tuple[str, str]] | None = None,
+    residents: frozenset[int] = frozenset(),
+) -> MemoryPoll:
     first = report(gpu(used=9 * GIB, holders=[(7, 9 * GIB)]))
 
     def judge(seen: GpuReport) -> MemoryVerdict:
-        return judge_memory(seen, [GPU0], classes=classes)
+        return judge_memory(seen, [GPU0], classes=classes, residents=residents)
 
     return MemoryPoll(agent, first, {GPU0: 64 << 20}, judge, 5.0)
 
@@ -80,7 +84,7 @@ def test_a_protected_holder_within_the_limit_is_free_although_the_agent_waits() 
     """The agent's rule is stricter; the verdict is the client's."""
     mps = event(30 << 20, [[7, "M", 30 << 20]])
     agent = FakeAgent({"gpu.poll": answer("deadline", mps)}, {"gpu.poll": [mps]})
-    poll = poll_of(agent, {7: ("protected", "the MPS server")})
+    poll = poll_of(agent, {7: ("protected", "the MPS server")}, frozenset({7}))
     poll.start()
     poll.processes_are_gone(5.0)
     assert poll.wait().exit_code == 0
