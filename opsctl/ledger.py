@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DBAPIError
 
 from opsctl import ledger_tables as tables
+from opsctl import stop_record
 from opsctl.domain.fingerprint import Attempt
 from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow
 from opsctl.errors import ConfigError, OpsctlError, SafetyRefusal, UsageError
@@ -54,7 +56,42 @@ class Ledger:
         path = state / "ledger.sqlite"
         engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10.0})
         sa.event.listen(engine, "connect", tables.make_durable)
-        return cls(engine, str(path))
+        ledger = cls(engine, str(path))
+        ledger.take_over(state)
+        return ledger
+
+    def take_over(self, state: Path) -> None:
+        """Take over what stops wrote down (see ``stop_record``); what cannot be taken stays for the next."""
+        try:
+            for path, run, body in stop_record.kept(state):
+                if body:
+                    self._take(run, body)
+                path.unlink(missing_ok=True)
+        except (LedgerError, OSError):
+            pass  # a disk that is full or read-only: what the ledger holds can still be read
+
+    def _take(self, run: str, body: Mapping[str, Any]) -> None:
+        """Insert the run of a stop if it is new, and its outcome if it has one; both may be done twice."""
+        order = {"command": body["verb"], "playbook": "stop", "given": {}, "deadline_s": None}
+        begun = {
+            "id": run,
+            "server": body["server"],
+            "playbook": "stop",
+            "started_s": body["at_s"],
+            "who": body["who"],
+            "reason": f"opsctl {body['verb']}",
+            "inputs": _dump(order),
+        }
+        self._write(insert(tables.runs).values(**begun).on_conflict_do_nothing())
+        if "outcome" in body:
+            self.finish(
+                run,
+                at_s=body["ended_s"],
+                outcome=body["outcome"],
+                exit_code=body["exit_code"],
+                signature=None,
+                document=body["document"],
+            )
 
     def close(self) -> None:
         self._engine.dispose()

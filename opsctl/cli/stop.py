@@ -10,9 +10,9 @@ import click
 
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.notified import tell, telling_errors
-from opsctl.cli.stop_record import StopRecord
 from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding
+from opsctl.stop_record import StopRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,7 +195,7 @@ def _stop(
 ) -> tuple[Document, Callable[[], str]]:
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
-    from opsctl.steps.stop import ENDED_KEY, MEANWHILE_KEY
+    from opsctl.steps.stop import ENDED_KEY
     from opsctl.steps.sweep import Sweep
     from opsctl.steps.tidying import tidy
 
@@ -215,11 +215,9 @@ def _stop(
         sweeping.append(beside.submit(Sweep(remove=sweep).run, ctx))
 
     try:
-        ctx.live[MEANWHILE_KEY] = record.open
         if not sweep:  # looking may go on beside the second look, removing not
             ctx.live[ENDED_KEY] = begin_sweep
         stopped = step.run(ctx)
-        record.open()
         tidying = None if stopped.exit_code else beside.submit(tidy, ctx)
         if not sweeping or stopped.exit_code:
             begin_sweep()  # what is left now is what counts

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from opsctl.agent.client import Agent
 
 PLAN_KEY = "stop-plan"
-MEANWHILE_KEY = "meanwhile"  # what the caller does once the first signal is out, and not before
 ENDED_KEY = "ended"  # what the caller begins when all of a pass are gone, beside the second look
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
 GLANCE_S = 1.0  # how long memory is looked at when a process is still there
@@ -147,7 +146,6 @@ class StopServer:
             boot_id=picture.boot_id,
             grace_s=self._grace_s(ctx),
             say=ctx.reporter.say,
-            meanwhile=cast("Callable[[], None]", ctx.live.get(MEANWHILE_KEY, _nothing)),
         )
 
     def _carry_out(self, stopping: Stopping) -> Timing:
@@ -222,10 +220,6 @@ class StopServer:
             data=data,
             exit_code=20 if failed else 0,
         )
-
-
-def _nothing() -> None:
-    pass
 
 
 def stopped_around(ctx: StepContext) -> list[Finding]:

@@ -52,7 +52,6 @@ class Stopping:
         agent: where the processes' namespace is owned.
         unit_agent: where the server's systemd runs (inside its container, if it has one).
         clock_offset_s: the host's wall clock minus ours, for the times.
-        meanwhile: called when signals were sent and there is nothing to do but wait; maybe several times.
     """
 
     agent: Agent
@@ -62,7 +61,6 @@ class Stopping:
     grace_s: float
     say: Callable[[str], None]
     clock_offset_s: float = 0.0
-    meanwhile: Callable[[], None] = lambda: None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     watch: ExitWatch | None = None
@@ -195,7 +193,6 @@ class Stopping:
 
     def _wait(self, pids: Iterable[int], timeout_s: float) -> bool:
         assert self.watch is not None
-        self.meanwhile()
         known = {target.pid for target in self.watch.targets}
         open_pids = [
             pid

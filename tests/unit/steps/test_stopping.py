@@ -76,14 +76,11 @@ def run(
     *processes: Process,
     hard: bool = False,
     units: FakeAgent | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> Stopping:
     table = system(*processes)
     found = select(server(), table, {}, [], view())
     plan = plan_stop(found, Table.of(table))
-    made = Stopping(
-        host, units or FakeAgent(), plan, BOOT, 0.05, lambda text: None, meanwhile=meanwhile
-    )
+    made = Stopping(host, units or FakeAgent(), plan, BOOT, 0.05, lambda text: None)
     made.hold()
     made.kill() if hard else made.terminate()
     made.finish()
@@ -123,15 +120,6 @@ def test_a_hard_stop_sends_no_term() -> None:
     host = Host(lambda pid, name: True)
     run(host, ROOT, ONE, hard=True)
     assert host.sent == [("KILL", [4200, 4201])]
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_what_can_wait_is_done_once_the_first_signal_is_out(hard: bool) -> None:
-    """Never before it: it may take the interpreter from the signal."""
-    host = Host(lambda pid, name: True)
-    seen: list[int] = []
-    run(host, ROOT, ONE, hard=hard, meanwhile=lambda: seen.append(len(host.sent)))
-    assert seen[0] == 1
 
 
 @pytest.mark.parametrize(
