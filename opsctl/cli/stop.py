@@ -210,21 +210,30 @@ def _stop(
         app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
     record.begin()
     sweeping: list[Future[StepResult]] = []
+    tidying: list[Future[None]] = []
 
     def begin_sweep() -> None:
         sweeping.append(beside.submit(Sweep(remove=sweep).run, ctx))
 
-    try:
+    def begin_tidying() -> None:
+        tidying.append(beside.submit(tidy, ctx))  # takes only units that are over
+
+    def begin_both() -> None:
+        begin_tidying()
         if not sweep:  # looking may go on beside the second look, removing not
-            ctx.live[ENDED_KEY] = begin_sweep
+            begin_sweep()
+
+    try:
+        ctx.live[ENDED_KEY] = begin_both
         stopped = step.run(ctx)
-        tidying = None if stopped.exit_code else beside.submit(tidy, ctx)
+        if not tidying and not stopped.exit_code:
+            begin_tidying()
         if not sweeping or stopped.exit_code:
             begin_sweep()  # what is left now is what counts
         memory = ProveGpuMemory(timeout_s).run(ctx)
         swept = sweeping[-1].result()
-        if tidying is not None:
-            tidying.result()
+        for one in tidying:
+            one.result()
     except OpsctlError as error:
         refused = isinstance(error, SafetyRefusal)
         record.cut("refused" if refused else "cut", error.exit_code)
