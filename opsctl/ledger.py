@@ -310,7 +310,13 @@ class Ledger:
         )
 
     def _migrate(self, migrations: Sequence[tables.Migration]) -> None:
+        with self._engine.connect() as connection:
+            if self._schema(connection) == len(migrations):
+                return
         with self._engine.begin() as connection:
+            if self._engine.dialect.name == "sqlite":
+                # alone from here, also before the first table: several begin in a new folder at once
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             tables.version.create(connection, checkfirst=True)
             have = connection.execute(sa.select(tables.version.c.version)).scalar()
             done = int(have or 0)
@@ -327,6 +333,13 @@ class Ledger:
                 migration(connection)
             connection.execute(tables.version.delete())
             connection.execute(tables.version.insert().values(version=len(migrations)))
+
+    @staticmethod
+    def _schema(connection: sa.Connection) -> int | None:
+        """Return the version of the schema that stands there; None in a new database."""
+        if not sa.inspect(connection).has_table(tables.version.name):
+            return None
+        return connection.execute(sa.select(tables.version.c.version)).scalar()
 
     def _write(self, statement: sa.Executable) -> None:
         with self._guard(), self._engine.begin() as connection:

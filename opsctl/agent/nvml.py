@@ -336,15 +336,30 @@ def recovery_action(handle: Any) -> str | None:
 
 def memory_of(uuid: str) -> dict[str, Any]:
     """Return the memory part of one GPU or MIG device by UUID."""
-    gpu = {"used_bytes": None, "reserved_bytes": None, "memory_version": None, "processes": None}
-    gpu["error"] = None
+    gpu: dict[str, Any] = dict.fromkeys(
+        ("used_bytes", "reserved_bytes", "memory_version", "processes")
+    )
+    gpu.update(error=None, mig_instances=[])
     try:
         if uuid not in handles:
             handles[uuid] = N.nvmlDeviceGetHandleByUUID(uuid)
         fill_memory(gpu, handles[uuid])
     except N.NVMLError as error:
-        handles.pop(uuid, None)
-        if error.value in (N.NVML_ERROR_UNINITIALIZED, N.NVML_ERROR_DRIVER_NOT_LOADED):
+        fail_gpu(gpu, error)
+        gone = (N.NVML_ERROR_UNINITIALIZED, N.NVML_ERROR_DRIVER_NOT_LOADED)
+        handle = handles.pop(uuid, None)
+        if error.value in gone:
             restart_next_time()
-        return fail_gpu(gpu, error)
+        elif handle is not None:
+            fill_instances(gpu, handle)
+        return gpu
+    fill_instances(gpu, handles[uuid])
     return gpu
+
+
+def fill_instances(gpu: dict[str, Any], handle: Any) -> None:
+    """Fill in the MIG instances where only they tell what is used."""
+    if gpu["used_bytes"] is None and gpu.get("read") != "lost":
+        mig = attempt(N.nvmlDeviceGetMigMode, handle)
+        if mig is not None and mig[0] == 1:
+            gpu["mig_instances"] = mig_instances(handle)

@@ -111,10 +111,7 @@ def _gpu(facts: dict[str, Any]) -> Gpu:
             "read": GpuRead(facts["read"]),
             "processes": gpu_processes(facts["processes"]),
             "compute_capability": _tuple(facts["compute_capability"]),
-            "mig_instances": tuple(
-                MigInstance(**{**item, "processes": gpu_processes(item["processes"])})
-                for item in facts["mig_instances"]
-            ),
+            "mig_instances": mig_instances(facts["mig_instances"]),
         }
     )
 
@@ -122,6 +119,13 @@ def _gpu(facts: dict[str, Any]) -> Gpu:
 def gpu_processes(rows: list[Any] | None) -> tuple[GpuProcess, ...] | None:
     """Return the holders in one reading of ``gpu.read`` or of an event of ``gpu.poll``."""
     return None if rows is None else tuple(GpuProcess(*row) for row in rows)
+
+
+def mig_instances(items: list[dict[str, Any]]) -> tuple[MigInstance, ...]:
+    """Return the MIG instances in one reading, where only they tell what is used."""
+    return tuple(
+        MigInstance(**{**item, "processes": gpu_processes(item["processes"])}) for item in items
+    )
 
 
 def read_leftovers(

@@ -13,7 +13,10 @@ from opsctl.cli.gpu_target import Target, open_target
 from opsctl.output import Document
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opsctl.domain.gpu import MemoryVerdict
+    from opsctl.output import Finding
 
 
 @click.group("gpu")
@@ -60,19 +63,19 @@ def status(app: App, target: str, learn: bool, expect: int | None) -> int:
     from opsctl.steps.gpu_memory import health_data, memory_data
 
     with open_target(app, target, expect) as cards:
-        learned = _learn(cards) if learn else []
+        learned, not_kept = _learn(cards) if learn else ([], [])
         verdict = cards.judge(cards.report)
         health = judge_health(cards.report, cards.uuids)
         data = {**memory_data(verdict), "health": health_data(health), "learned": learned}
         data["driver_version"] = cards.report.driver_version
         code = 21 if verdict.exit_code == 21 else 0
         seen = [finding for finding in verdict.all_findings if finding.code != "held"]
-        findings = [*seen, *(item.finding for item in health)]
+        findings = [*seen, *(item.finding for item in health), *not_kept]
         document = Document("gpu status", verdict.outcome, code, findings=findings, data=data)
         return emit(app, document, lambda: "\n".join(_status_lines(target, data)))
 
 
-def _learn(cards: Target) -> list[str]:
+def _learn(cards: Target) -> tuple[list[str], list[Finding]]:
     from opsctl.domain.gpu import LARGEST_RESERVED_BYTES
     from opsctl.domain.gpu_health import learn_baselines
     from opsctl.steps.baselines import load_baselines, save_baselines
@@ -80,8 +83,8 @@ def _learn(cards: Target) -> list[str]:
     known = load_baselines(cards.state_dir)
     learned = learn_baselines(cards.report, cards.residents, known, LARGEST_RESERVED_BYTES)
     learned = {uuid: value for uuid, value in learned.items() if uuid in cards.uuids}
-    save_baselines(cards.state_dir, cards.agent.name, learned)
-    return sorted(learned)
+    not_kept = save_baselines(cards.state_dir, cards.agent.name, learned)
+    return ([] if not_kept else sorted(learned)), not_kept
 
 
 @command("verify")
@@ -106,8 +109,8 @@ def verify(app: App, target: str, expect: int | None) -> int:
         known = load_baselines(cards.state_dir)
         learned = learn_baselines(cards.report, cards.residents, known, IDLE_MARGIN_BYTES)
         kept = {uuid: value for uuid, value in learned.items() if uuid in free}
-        save_baselines(cards.state_dir, cards.agent.name, kept)
-        return _emit_verdict(app, cards, "gpu verify", verdict)
+        not_kept = save_baselines(cards.state_dir, cards.agent.name, kept)
+        return _emit_verdict(app, cards, "gpu verify", verdict, more=not_kept)
 
 
 @command("wait")
@@ -150,6 +153,7 @@ def _emit_verdict(
     before: MemoryVerdict | None = None,
     free_after_s: dict[str, float] | None = None,
     waited_s: float | None = None,
+    more: Sequence[Finding] = (),
 ) -> int:
     from opsctl.cli.stop import gpu_lines
     from opsctl.steps.gpu_memory import memory_data, memory_summary
@@ -158,9 +162,8 @@ def _emit_verdict(
     data |= cards.machine.to_json() if cards.machine else {}
     if waited_s is not None:
         data["waited_s"] = round(waited_s, 3)
-    document = Document(
-        name, verdict.outcome, verdict.exit_code, findings=verdict.all_findings, data=data
-    )
+    findings = [*verdict.all_findings, *more]
+    document = Document(name, verdict.outcome, verdict.exit_code, findings=findings, data=data)
     lines = [memory_summary(verdict), *gpu_lines(data["gpus"])]
     if cards.machine is not None:
         lines.append(f"{cards.where}: {cards.machine.describe()}")

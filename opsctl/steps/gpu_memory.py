@@ -55,7 +55,7 @@ class ProveGpuMemory:
             picture = picture_of(ctx)  # it came after the plan: what is it?
             residents = picture.resident_gpu_pids
             verdict = judge_of(ctx, picture)(poll.report)
-        learned = learn(ctx, poll.report, verdict, residents)
+        learned, not_kept = learn(ctx, poll.report, verdict, residents)
         data = memory_data(verdict, before, poll.free_after_s)
         data["proven_after_exit_s"] = _since(ctx.live.pop(LAST_EXIT_KEY, None), poll.proven_at_s)
         data["proven_at"] = poll.proven_wall_s
@@ -64,7 +64,7 @@ class ProveGpuMemory:
         good = verdict.exit_code == 0
         return StepResult(
             StepOutcome.UNCHANGED if good else StepOutcome.FAILED,
-            findings=tuple(verdict.all_findings),
+            findings=(*verdict.all_findings, *not_kept),
             data=data,
             exit_code=verdict.exit_code,
         )
@@ -146,17 +146,18 @@ def start_poll(ctx: StepContext, picture: Picture, timeout_s: float) -> MemoryPo
 
 def learn(
     ctx: StepContext, report: GpuReport, verdict: MemoryVerdict, residents: frozenset[int]
-) -> dict[str, Baseline]:
+) -> tuple[dict[str, Baseline], list[Finding]]:
     """Record what the proven idle cards use; a busy card teaches nothing."""
     if ctx.state_dir is None:
-        return {}
+        return {}, []
     idle = {card.uuid for card in verdict.gpus if card.state == "free"}
     known = load_baselines(ctx.state_dir)
     margin = min(margin_of(ctx), IDLE_MARGIN_BYTES)
     learned = learn_baselines(report, residents, known, margin)
     learned = {uuid: baseline for uuid, baseline in learned.items() if uuid in idle}
-    save_baselines(ctx.state_dir, cast(StopSession, ctx.session).gpu_agent.name, learned)
-    return learned
+    host = cast(StopSession, ctx.session).gpu_agent.name
+    not_kept = save_baselines(ctx.state_dir, host, learned)
+    return ({} if not_kept else learned), not_kept
 
 
 def memory_data(

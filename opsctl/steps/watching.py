@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from opsctl.agent.read import gpu_processes
+from opsctl.agent.read import gpu_processes, mig_instances
 from opsctl.domain.gpu import MemoryVerdict
 from opsctl.errors import AgentError, OpsctlError
 from opsctl.facts import GpuRead, GpuReport, ProcessId
@@ -252,6 +252,7 @@ class MemoryPoll:
                 reserved_bytes=event["reserved_bytes"],
                 memory_version=event["memory_version"],
                 processes=gpu_processes(event["processes"]),
+                mig_instances=mig_instances(event["mig_instances"]),
                 error=event["error"],
             )
             if gpu.uuid == event["uuid"]

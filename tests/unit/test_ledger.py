@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +166,33 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="schema 99"):
         Ledger.open(tmp_path)
+
+
+def test_several_that_begin_in_a_new_folder_at_once_share_one_ledger(tmp_path: Path) -> None:
+    """The first jobs of a CI matrix make it together: no table is made twice, and no run is lost."""
+    script = (
+        "import sys; from pathlib import Path; from opsctl.ledger import Ledger; "
+        "sys.stdin.readline(); ledger = Ledger.open(Path(sys.argv[1])); "
+        "ledger.begin(sys.argv[2], server='s', playbook='p', at_s=1.0, who='w', reason=None, inputs={})"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path), f"r{number}"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number in range(6)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+    said = [child.communicate(timeout=60)[1] for child in children]
+
+    assert said == [b""] * 6
+    ledger = Ledger.open(tmp_path)
+    assert sorted(row.id for row in ledger.runs()) == [f"r{number}" for number in range(6)]
+    ledger.close()
 
 
 def test_a_damaged_ledger_is_told_with_the_way_out(tmp_path: Path) -> None:

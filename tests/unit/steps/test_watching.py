@@ -9,7 +9,7 @@ import pytest
 from opsctl.domain.gpu import MemoryVerdict
 from opsctl.domain.gpu_memory import judge_memory
 from opsctl.errors import AgentError
-from opsctl.facts import GpuReport, ProcessId
+from opsctl.facts import GpuReport, MigInstance, ProcessId
 from opsctl.steps.watching import ExitWatch, MemoryPoll
 from tests.fakes import FakeAgent
 from tests.unit.domain.tables import BOOT, GPU0, gpu, report
@@ -19,7 +19,8 @@ GIB = 1 << 30
 
 def event(used: int | None, processes: list[Any] | None = None, **changes: Any) -> dict[str, Any]:
     body = {"uuid": GPU0, "used_bytes": used, "reserved_bytes": 0, "memory_version": 2}
-    return {**body, "processes": processes or [], "error": None, "read": "ok", **changes}
+    body |= {"mig_instances": [], "error": None, "read": "ok"}
+    return {**body, "processes": processes or [], **changes}
 
 
 def answer(outcome: str, *gpus: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -88,6 +89,22 @@ def test_a_protected_holder_within_the_limit_is_free_although_the_agent_waits() 
     poll.start()
     poll.processes_are_gone(5.0)
     assert poll.wait().exit_code == 0
+
+
+@pytest.mark.parametrize(("used", "exit_code"), [(0, 0), (9 << 30, 20), (None, 21)])
+def test_mig_instances_are_read_anew(used: int | None, exit_code: int) -> None:
+    """Where only they tell what is used, those of before the stop prove nothing."""
+    before = MigInstance("MIG-1", 20 << 30, 9 << 30 if used == 0 else 0, ())
+    now = {"uuid": "MIG-1", "total_bytes": 20 << 30, "used_bytes": used, "processes": []}
+    reading = event(None, mig_instances=[now])
+    agent = FakeAgent({"gpu.poll": answer("deadline", reading)}, {"gpu.poll": [reading]})
+    poll = poll_of(agent)
+    card = gpu(used=None, mig_enabled=True, mig_instances=(before,))
+    poll.report = report(card)
+    poll.start()
+    poll.processes_are_gone(0.3)
+
+    assert poll.wait().exit_code == exit_code
 
 
 @pytest.mark.parametrize("state", ["timeout", "mismatch", "driver-not-loaded"])
