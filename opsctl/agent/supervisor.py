@@ -122,10 +122,23 @@ def keep(run_dir: str, spec: dict[str, Any]) -> int:
         write_whole(os.path.join(run_dir, "exit.json"), identity)
         return 1
     identity.update(start_ticks=read_start_ticks(pid), supervisor_pid=os.getpid())
-    write_whole(os.path.join(run_dir, "run.json"), identity)
+    try:
+        write_whole(os.path.join(run_dir, "run.json"), identity)
+    except OSError:
+        end_unrecorded(pid)
+        raise
     signal.signal(signal.SIGTERM, lambda number, frame: forward(pid))
     wait_for_all(run_dir, pid)
     return 0
+
+
+def end_unrecorded(pid: int) -> None:
+    """End a server that cannot be written down: nobody would know of it, and the launch counts as failed.
+
+    It leads a session of its own with all that it has started so far, and is not collected yet.
+    """
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def forward(pid: int) -> None:

@@ -280,3 +280,67 @@ def test_a_launch_that_a_reboot_took_is_started_again(request_of: Any, tmp_path:
     assert (once["changed"], once["pid"]) == (False, again["pid"])
     wait_for(lambda: Path(request["log"]).read_text().count("up ") == 1)
     assert "up " in Path(request["log"] + ".before-reboot").read_text()
+
+
+def test_a_server_that_cannot_be_written_down_is_ended(request_of: Any, tmp_path: Path) -> None:
+    """A full disk after the exec: a launch that counts as failed leaves no server that nobody knows of."""
+    mark = f"unrecorded-{os.getpid()}"
+    argv = [sys.executable, "-c", SERVER, mark]
+    request = request_of(argv=argv)
+    folder = Path(request["state_dir"]) / "runs" / "r1"
+    (folder / "run.json").mkdir(parents=True)  # what replaces it fails, as on a full disk
+    try:
+        with agent_on() as agent:
+            found = agent.call("launch.start", request, timeout_s=20.0)
+            wait_for(lambda: (folder / "exit.json").exists())
+            found = agent.call("launch.find", request)
+    finally:
+        (folder / "run.json").rmdir()
+
+    assert found["state"] == "failed-to-start"
+    assert not pids_with(mark)
+    assert not (folder / "spec.json").exists()
+
+
+def again(agent: RemoteAgent, request: dict[str, Any]) -> str:
+    try:
+        changed = agent.call("launch.start", request, timeout_s=20.0)["changed"]
+    except AgentError as error:
+        return error.code
+    return "changed" if changed else "unchanged"
+
+
+def pids_with(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word in path.read_text(errors="replace").split("\0"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"{}", b"", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["launch.json", "run.json", "exit.json", "members.json"])
+def test_a_damaged_record_hides_no_other_and_is_never_launched_over(
+    request_of: Any, name: str, content: bytes
+) -> None:
+    """The other launches are told; this one is not taken for one that never was while it may run."""
+    good, bad = request_of(), request_of(run="r2")
+    with agent_on() as agent:
+        agent.call("launch.start", good, timeout_s=20.0)
+        started = agent.call("launch.start", bad, timeout_s=20.0)
+        path = Path(bad["state_dir"]) / "runs" / "r2" / name
+        kept = path.read_bytes() if path.exists() else None
+        path.write_bytes(content)
+        try:
+            records = agent.call("launch.records", {"state_dir": bad["state_dir"], "port": 31999})
+            outcome = again(agent, bad)
+        finally:
+            if kept is not None:
+                path.write_bytes(kept)
+
+    assert "r1" in [one["run"] for one in records["records"]]
+    assert outcome == ("record-damaged" if name in ("launch.json", "run.json") else "unchanged")
+    assert started["pid"] == json.loads(path.with_name("run.json").read_text())["pid"]

@@ -65,7 +65,7 @@ def read(request: dict[str, Any], context: Context) -> dict[str, Any]:
     for line in lines[-request.get("limit", 1000) :]:
         try:
             body = json.loads(line.decode())
-        except ValueError:
+        except (ValueError, RecursionError):
             damaged += 1
             continue
         found.append(body)

@@ -51,10 +51,7 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
 def set_aside(folder: str, found: dict[str, Any]) -> None:
     """Forget who the launch had become, and keep its log beside the new one: a reader begins anew."""
     for name in ("run.json", "exit.json", "members.json"):
-        try:
-            os.unlink(os.path.join(folder, name))
-        except FileNotFoundError:
-            pass
+        drop(os.path.join(folder, name))
     try:
         os.replace(found["log"], found["log"] + ".before-reboot")
     except FileNotFoundError:
@@ -97,8 +94,10 @@ def start_unit(request: dict[str, Any], folder: str, context: Context) -> None:
         for name, value in sorted(request["env"].items()):
             out.write('%s="%s"\n' % (name, quote(value)))
     argv = [item.replace("@ENV_FILE@", path) for item in request["systemd_argv"]]
-    done = launch_find.command(argv, request.get("exec_timeout_s", 30.0), context)
-    os.unlink(path)  # systemd read it when it executed the server
+    try:
+        done = launch_find.command(argv, request.get("exec_timeout_s", 30.0), context)
+    finally:
+        drop(path)  # systemd read it when it executed the server
     if done.returncode != 0:
         text = done.stderr.decode(errors="replace").strip()
         launch_find.write_whole(
@@ -135,8 +134,16 @@ def start_supervisor(request: dict[str, Any], folder: str, context: Context) -> 
     descriptor = os.open(
         os.path.join(folder, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
     )
-    with os.fdopen(descriptor, "w") as out:
-        json.dump(spec, out)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            json.dump(spec, out)
+        run_supervisor(request, folder, source, context)
+    finally:
+        # the supervisor has read it: it holds secrets, and one that is late must not start anything
+        drop(os.path.join(folder, "spec.json"))
+
+
+def run_supervisor(request: dict[str, Any], folder: str, source: str, context: Context) -> None:
     with open(os.path.join(folder, "supervisor.log"), "ab") as talk:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", source, folder],
@@ -162,6 +169,13 @@ def remember(request: dict[str, Any], context: Context) -> dict[str, Any]:
     folder = launch_find.run_dir(request, request["run"], context)
     launch_find.write_whole(os.path.join(folder, "members.json"), {"members": request["members"]})
     return {}
+
+
+def drop(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def tail(path: str) -> str:

@@ -26,6 +26,9 @@ UNIT_KEYS = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,ExecMainPID,ExecMainCode,ExecMainStatus,"
     "ExecMainStartTimestampMonotonic,ControlGroup,Restart"
 )
+LAUNCH_KEYS = ("run", "via", "unit", "boot_id")
+RUN_KEYS = ("pid", "start_ticks")
+EXIT_KEYS = ("at_s",)
 LIVING = ("active", "activating", "reloading")
 
 
@@ -54,18 +57,25 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
     started anew since: whatever the launch had become is gone with that, by no fault of its own.
     """
     folder = run_dir(request, request["run"], context)
-    record = read_json(os.path.join(folder, "launch.json"))
+    path = os.path.join(folder, "launch.json")
+    record = read_json(path, LAUNCH_KEYS)
+    if record is None and os.path.lexists(path):
+        text = "%s is damaged or not ours to read: what became of the launch is not known" % path
+        raise context.Error("record-damaged", text)
     if record is None:
         return {"state": "absent"}
-    return find_recorded(record, folder, {}, context)
+    found = find_recorded(record, folder, {}, context)
+    if found["state"] == "unknown":
+        raise context.Error("record-damaged", "%s: %s" % (folder, found["note"]))
+    return found
 
 
 def find_recorded(
     record: dict[str, Any], folder: str, shown: dict[str, dict[str, str]], context: Context
 ) -> dict[str, Any]:
     """Say what became of a recorded launch; ``shown``: units of which systemd was asked already."""
-    known = read_json(os.path.join(folder, "run.json"))
-    ended = read_json(os.path.join(folder, "exit.json"))
+    known = read_json(os.path.join(folder, "run.json"), RUN_KEYS)
+    ended = read_json(os.path.join(folder, "exit.json"), EXIT_KEYS)
     members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
     base = dict(record, state="running", pid=None, start_ticks=None, exit=ended, members=members)
     if record["boot_id"] != procfs.boot_id():
@@ -78,9 +88,11 @@ def find_recorded(
         return find_unit(record, base, known, folder, unit)
     if known is None:
         known, ended = wait_for_identity(folder)
+    if known is None and ended is None:
+        if supervisor_lives(folder):
+            return {"state": "unknown", "note": "it was started, and who it became is not written"}
+        return {"state": "absent", "note": "asked for, and never started"}
     if known is None:
-        if ended is None:
-            return {"state": "absent", "note": "asked for, and never started"}
         return dict(base, state="failed-to-start", exit=ended)
     base.update(identity(known))
     base["supervisor_pid"] = known.get("supervisor_pid")
@@ -149,16 +161,16 @@ def wait_for_identity(folder: str) -> tuple[dict[str, Any] | None, dict[str, Any
         if any(os.path.exists(path) for path in paths) or not supervisor_lives(folder):
             break
         time.sleep(0.01)
-    known, ended = (read_json(path) for path in paths)
+    known, ended = read_json(paths[0], RUN_KEYS), read_json(paths[1], EXIT_KEYS)
     return known, ended
 
 
 def wait_for_exit(folder: str) -> dict[str, Any] | None:
     """Give a supervisor that lives the time to write down the end that it has just seen."""
     for _ in range(300):
-        ended = read_json(os.path.join(folder, "exit.json"))
+        ended = read_json(os.path.join(folder, "exit.json"), EXIT_KEYS)
         if ended or not supervisor_lives(folder):
-            return ended or read_json(os.path.join(folder, "exit.json"))
+            return ended or read_json(os.path.join(folder, "exit.json"), EXIT_KEYS)
         time.sleep(0.01)
     return None
 
@@ -171,7 +183,10 @@ def supervisor_lives(folder: str) -> bool:
 
 
 def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Return every launch that this host remembers, newest first, each with its state of now."""
+    """Return every launch that this host remembers, newest first, each with its state of now.
+
+    A damaged record is left out: it proves nothing to anybody, and the others still do.
+    """
     folder = os.path.join(state_dir(request), "runs")
     try:
         names = sorted(os.listdir(folder), reverse=True)
@@ -180,7 +195,9 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
     recorded = []
     for name in names[: request.get("limit", 50)]:
         one = os.path.join(folder, name)
-        record = read_json(os.path.join(one, "launch.json")) if RUN_ID.match(name) else None
+        record = (
+            read_json(os.path.join(one, "launch.json"), LAUNCH_KEYS) if RUN_ID.match(name) else None
+        )
         if record is not None and request.get("port") in (None, record.get("port")):
             recorded.append((record, one))
     here = procfs.boot_id()
@@ -191,7 +208,7 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
     ]
     shown = show_units(units, context) if units else {}
     found = [find_recorded(record, one, shown, context) for record, one in recorded]
-    return {"records": [one for one in found if one["state"] != "absent"]}
+    return {"records": [one for one in found if one["state"] not in ("absent", "unknown")]}
 
 
 def show_unit(unit: str, context: Context) -> dict[str, str]:
@@ -237,14 +254,14 @@ def is_alive(pid: int, start_ticks: int | None) -> bool:
     return procfs.living_face(pid, stat)[1] not in "ZX"
 
 
-def read_json(path: str) -> dict[str, Any] | None:
-    """Return the file's object, or None when there is none yet."""
+def read_json(path: str, keys: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    """Return the file's object; None when there is none yet, it is damaged, or lacks one of ``keys``."""
     try:
         with open(path) as source:
-            body: dict[str, Any] = json.load(source)
-            return body
-    except (FileNotFoundError, ValueError):
+            body = json.load(source)
+    except (OSError, ValueError, RecursionError):
         return None
+    return body if isinstance(body, dict) and all(key in body for key in keys) else None
 
 
 def write_whole(path: str, body: dict[str, Any]) -> None:

@@ -150,10 +150,10 @@ def write(fd: int, owner: dict[str, Any]) -> None:
 
 def content(path: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(procfs.read(path) or b"")
-        return found
-    except ValueError:
+        found = json.loads(procfs.read(path) or b"")
+    except (ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def drop(taken: dict[str, int]) -> None:
