@@ -67,7 +67,7 @@ def test_ctrl_c_reports_what_was_measured_so_far(serve: Serve, tmp_path: Path) -
     """The running streams may end, the finished levels stay in the report, exit 130."""
     url = serve(ttft_s=0.05, itl_s=0.02)
     child = command(
-        tmp_path, "smoke", "--url", url, "--levels", "1,2,4", "--requests", "40", "--json"
+        tmp_path, "smoke", "--url", url, "--levels", "1,2,4", "--requests", "10", "--json"
     )
     assert child.stderr is not None
     while not child.stderr.readline().startswith("C=1: passed"):

@@ -24,6 +24,7 @@ VERSION = environment.VERSIONS[0]
 THRESHOLD = 2
 pytestmark = [
     pytest.mark.sglang,
+    pytest.mark.slow,  # the stand-in's part of it is in test_smoke.py
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
         not environment.is_built(environment.default_prefix(), VERSION),
