@@ -33,8 +33,17 @@ CRASH_LINE = re.compile(
     r"|Fatal Python error|Segmentation fault|terminate called after|watchdog timeout"
     r"|Watchdog caught collective operation timeout"
 )
+LOGGED_REQUEST = ("Receive: obj=", "Finish: obj=", "Received request ")  # --log-requests
 KERNEL_TIME = re.compile(r"\[\s*(\d+\.\d+)\]")
 BATCH_LINE = re.compile(r"(Decode|Prefill) batch")
+
+
+def first_crash_line(lines: Sequence[str]) -> int | None:
+    """Return the number of the first line that tells of an end; a logged prompt may say anything."""
+    for number, line in enumerate(lines):
+        if CRASH_LINE.search(line) and not any(mark in line for mark in LOGGED_REQUEST):
+            return number
+    return None
 
 
 def describe_process(process: Process) -> str:
@@ -143,12 +152,11 @@ class AgentWatch:
             self._level_text = (self._level_text + text)[-LOG_LIMIT_CHARS:]
         if not text:
             return True
-        match = CRASH_LINE.search(text)
-        if match is not None and not self._log_sign:
+        told = None if self._log_sign else first_crash_line(text.splitlines())
+        if told is not None:
             self._log_sign = True
-            start = text.rfind("\n", 0, match.start()) + 1
-            line = text[start : text.find("\n", match.end())].strip()[:200]
-            self._on_sign(Sign("log", time.monotonic(), f"the log says: {line}"))
+            words = f"the log says: {text.splitlines()[told].strip()[:200]}"
+            self._on_sign(Sign("log", time.monotonic(), words))
         return True
 
     def level_log(self) -> str:
@@ -216,7 +224,7 @@ def kernel_since(lines: Sequence[str], monotonic_s: float) -> list[str]:
 
 def _window(lines: list[str]) -> list[str]:
     """Return the lines round the first crash record, endless ones cut; the last ones without a record."""
-    first = next((i for i, line in enumerate(lines) if CRASH_LINE.search(line)), None)
+    first = first_crash_line(lines)
     if first is None:
         chosen = lines[-WINDOW_LINES:]
     else:

@@ -100,6 +100,7 @@ class Smoke:
         self._level: Level | HostLevel | None = None
         self._interrupted = asyncio.Event()
         self._process_sign: Sign | None = None
+        self._idle_sign: Sign | None = None  # what came while no level ran
         self._book = Book(options.drift)
 
     async def run(self) -> SmokeReport:
@@ -151,6 +152,8 @@ class Smoke:
             self._process_sign = sign
         if self._level is not None:
             self._level.trouble(sign)
+        elif self._idle_sign is None:
+            self._idle_sign = sign
 
     async def _refuse_live(self, info: ServerInfo) -> None:
         if self.options.allow_live:
@@ -286,7 +289,7 @@ class Smoke:
             self._book.learn(requests)
         await self._confirm(level, raw, report)
         if level.outcome in (Outcome.PASSED, Outcome.FAILED):
-            await self._stay_idle(level)
+            await self._stay_idle(level, raw, report)
         if before is not None and level.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             level.server = metrics_change(before, await read_metrics(self.options.endpoint))
         if self._watch is not None:
@@ -372,6 +375,15 @@ class Smoke:
             sign = Sign("http", raw.ended_s, level.reason)
         if sign is None:
             return
+        verdict = await self._look_closer(level, raw, report, sign)
+        if raw.sign is None and verdict.outcome is Outcome.FAILED:
+            return  # the level's own words are better
+        level.outcome, level.reason = verdict.outcome, verdict.reason
+
+    async def _look_closer(
+        self, level: LevelReport, raw: RawLevel, report: SmokeReport, sign: Sign
+    ) -> Verdict:
+        """Return what a sign means, and keep it with its level."""
         self._on_event("confirm", {"sign": sign})
         seen_s = time.monotonic()
         probe = self._job(report.info, self._prompts.pool(0)).request
@@ -395,9 +407,7 @@ class Smoke:
             "confirmed_by": verdict.confirmed_by,
             "confirmed_after_s": round(time.monotonic() - seen_s, 3),
         }
-        if raw.sign is None and verdict.outcome is Outcome.FAILED:
-            return  # the level's own words are better
-        level.outcome, level.reason = verdict.outcome, verdict.reason
+        return verdict
 
     async def _name_the_dead(self, sign: Sign, verdict: Verdict) -> Verdict:
         """Wait a moment for the process watch: a name and a signal say more than a closed port."""
@@ -422,23 +432,23 @@ class Smoke:
                 await asyncio.sleep(0.1)
             level.sign["port_alive"] = alive
 
-    async def _stay_idle(self, level: LevelReport) -> None:
+    async def _stay_idle(self, level: LevelReport, raw: RawLevel, report: SmokeReport) -> None:
         """Watch the server become idle: pools are checked then, and some servers die of it."""
         idle_s = self.profile.idle_s if self.options.idle_s is None else self.options.idle_s
         until = time.monotonic() + idle_s
         while time.monotonic() < until and not self._interrupted.is_set():
-            if self._process_sign is not None:
+            if self._process_sign is not None or self._idle_sign is not None:
                 break
             await asyncio.sleep(min(0.05, idle_s))
-        if self._process_sign is not None:
-            level.outcome = Outcome.CRASHED
-            level.reason = f"after the load, while idle: {self._process_sign.detail}"
-        elif not await is_listening(self.options.endpoint):
-            level.outcome = Outcome.CRASHED
-            level.reason = (
-                f"after the load, while idle: nothing listens on port "
-                f"{self.options.endpoint.port} any more"
-            )
+        sign = self._idle_sign or self._process_sign
+        self._idle_sign = None
+        if sign is None and not await is_listening(self.options.endpoint):
+            sign = Sign("port", time.monotonic(), "connection refused")
+        if sign is None:
+            return
+        verdict = await self._look_closer(level, raw, report, sign)
+        level.outcome = verdict.outcome
+        level.reason = f"after the load, while idle: {verdict.reason}"
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[Sign], None], sign: Sign) -> None:

@@ -130,6 +130,9 @@ def test_incident_is_found_bracketed_and_explained(serve: Any, smoke: Any) -> No
     assert "Scheduler hit an exception" in reason.split("; ")[0]
     assert "size of tensor a (160)" in reason.split("; ")[0]
     assert "opsctl smoke s --bisect" in data["diagnosis"]["next"][0]
+    died = data["levels"][-1]["sign"]
+    assert died["in_flight"] == 10
+    assert "#running-req" in data["evidence"]["last_batch"]
     assert any("160 = 10 requests x 16 draft tokens" in f["text"] for f in document["findings"])
     assert any("Scheduler hit an exception" in line for line in data["evidence"]["log"]["window"])
 
@@ -248,3 +251,29 @@ def test_metrics_are_read_before_and_after_each_level(serve: Any, smoke: Any) ->
         assert told["after"]["running"] == 0
         assert told["retractions"] == 0
         assert told["generation_tokens"] >= level["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        ("leak", "kv-pool-leak"),
+        pytest.param("assert", "index-out-of-bounds", marks=pytest.mark.slow),  # ends after a limit
+    ],
+)
+def test_fault_that_shows_when_the_server_is_idle_fails_the_level_before(
+    serve: Any, smoke: Any, text: str, category: str
+) -> None:
+    """Every answer was right and on time; the log tells of the loss after the load, ended or not."""
+    server = serve("--lab-leak-above", "2", "--lab-leak-text", text)
+
+    code, document = smoke(server, "--levels", "1,2,5", "--idle", "2", "--tokens", "8")
+
+    level = document["data"]["levels"][-1]
+    assert code == 60
+    assert level["concurrency"] == 5
+    assert level["outcome"] in ("crashed", "hung")
+    assert level["ok"] == level["requests"] == 15  # what was done before it died
+    assert level["sign"]["done_before"] == 15
+    assert "after the load, while idle" in level["reason"]
+    assert document["data"]["bracket"] == {"last_good": 2, "first_bad": 5}
+    assert document["data"]["diagnosis"]["category"] == category

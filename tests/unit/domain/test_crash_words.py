@@ -35,3 +35,25 @@ def test_pages_explain_why_free_tokens_did_not_suffice() -> None:
 
     assert "148 tokens need 3 pages for one request and up to 148 pages" in found.explanation
     assert "2048 free tokens are 32 pages" in found.explanation
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: device-side assert triggered",
+    ],
+)
+def test_stack_of_an_asynchronous_error_is_where_it_was_noticed(error: str) -> None:
+    """The frame is shown as what it is, and the next step finds the real one."""
+    lines = (
+        "[2026-11-29 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "sglang/srt/managers/scheduler.py", line 1, in process_batch_result',
+        error,
+    )
+
+    found = diagnose(records_of("\n".join(lines)))
+
+    assert "the stack is where it was noticed" in found.explanation
+    assert found.noticed_in == "scheduler.py:process_batch_result"
+    assert "CUDA_LAUNCH_BLOCKING=1" in " ".join(found.next)

@@ -153,6 +153,17 @@ def test_each_obstacle_has_its_name(changes: dict[str, Any], code: str) -> None:
     assert codes(judge_preflight(wanted(), survey(**changes), PARSED).problems) == [code]
 
 
+def test_too_few_file_descriptors_are_told() -> None:
+    """The server would start, and refuse clients under load; who may raise the limit gets it raised."""
+    low = {"nofile_hard": 4096, "nofile_raisable": False}
+
+    told = judge_preflight(wanted(), survey(**low), PARSED)
+    raised = judge_preflight(wanted(), survey(**low | {"nofile_raisable": True}), PARSED)
+
+    assert codes(told.warnings) == ["nofile"]
+    assert codes(raised.warnings) == []
+
+
 def test_a_full_or_readonly_log_disk_is_seen() -> None:
     """The log's disk is looked at before the stop, not after it."""
     full = survey()

@@ -85,6 +85,19 @@ def traceback(kind, requests, draft_tokens):
     return "\n".join([*lines, last, ""])
 
 
+LEAK = """Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 1552, in event_loop_normal
+    self.self_check_during_idle()
+  File "sglang/srt/managers/scheduler_runtime_checker_mixin.py", line 384, in self_check_during_idle
+    self.check_memory()
+ValueError: pool memory leak detected! [full] total=180000, available=644, evictable=178632, protected=0
+"""
+ASSERT = (
+    "IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion "
+    '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.'
+)
+
+
 def fail(text, main_pid):
     """Log the exception and ask the main process to end everything, then end."""
     log.info("Scheduler hit an exception: " + text)

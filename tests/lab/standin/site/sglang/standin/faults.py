@@ -33,6 +33,12 @@ SETTINGS = {
         "a decode batch of more requests raises the shape error of the incident",
     ),
     "crash-text": (str, "graph", "its wording: graph, plain (no CUDA graphs) or none"),
+    "leak-above": (int, -1, "a batch of more requests loses tokens; told when it becomes idle"),
+    "leak-text": (
+        str,
+        "leak",
+        "how: leak (the self-check raises) or assert (a kernel's, and nobody ends)",
+    ),
     "kill-above": (int, -1, "with more in flight a scheduler kills itself"),
     "kill-after-s": (float, -1.0, "a scheduler kills itself this long after it was ready"),
     "kill-signal": (str, "KILL", "by this signal"),

@@ -9,6 +9,8 @@ import time
 
 from sglang.standin import crash, log, tokens, wire
 
+IDLE_S = 0.3  # longer than the gap between two requests of a client
+
 
 class Request:
     """One request on its way."""
@@ -39,6 +41,7 @@ class Scheduler:
         self.waiting = collections.deque()
         self.running = {}
         self.hung = False
+        self.leaked = False
         self.made = 0
         self.steps = 0.0
         self.reported_at = time.monotonic()
@@ -49,11 +52,16 @@ class Scheduler:
         while True:
             due = min((r.due for r in self.running.values()), default=None)
             timeout = None if due is None or self.hung else max(0.0, due - time.monotonic())
+            idle = self.leaked and not self.hung and not self.running
+            if idle:
+                timeout = IDLE_S
             if self.inbox.closed:
                 time.sleep(timeout if timeout is not None else 3600)
             elif select.select([self.inbox.sock], [], [], timeout)[0]:
                 for message in self.inbox.receive():
                     self.handle(message)
+            elif idle:
+                self._become_idle()
             self.step(time.monotonic())
 
     def handle(self, message):
@@ -164,6 +172,15 @@ class Scheduler:
             return tokens.following(token + 1)
         return tokens.BROKEN_BY_NAME.get(self.settings.mush, 0)
 
+    def _become_idle(self):
+        """Tell of the loss, as SGLang's self-check does: only when nothing runs any more."""
+        if self.settings.leak_text == "assert":
+            os.write(2, (crash.ASSERT + "\n").encode())
+            self.hung = True
+            return
+        self._together({"op": "crash", "text": crash.LEAK})
+        crash.fail(crash.LEAK, self.main_pid)
+
     def _strike(self):
         """Let the ordered faults happen."""
         settings, busy = self.settings, len(self.running)
@@ -173,6 +190,7 @@ class Scheduler:
             text = crash.traceback(settings.crash_text, busy, draft_tokens(self.args))
             self._together({"op": "crash", "text": text})
             crash.fail(text, self.main_pid)
+        self.leaked = self.leaked or 0 <= settings.leak_above < busy
         if 0 <= settings.hang_above < busy or 0 <= settings.hang_after_tokens <= self.made:
             self.hung = not all(r.probe for r in self.running.values())
 
