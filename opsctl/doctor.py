@@ -63,7 +63,7 @@ def chosen(hosts: Hosts, target: str | None) -> tuple[list[str], list[str]]:
         return list(site.hosts), list(site.servers)
     if target in site.servers:
         return ServerSession(hosts, target).host_names(), [target]
-    site.host(target)
+    site.server_or_host(target)
     return [target], []
 
 

@@ -254,6 +254,31 @@ class Ledger:
             query = query.where(tables.runs.c.outcome.is_(None))
         return query
 
+    def whys(self, rows: Sequence[RunRow]) -> dict[str, str]:
+        """Return for each run of these that did not end well what stopped it: the step, and its words."""
+        found: dict[str, str] = {}
+        bad = [row.id for row in rows if row.exit_code]
+        steps, runs = tables.steps.c, tables.runs.c
+        with self._guard(), self._engine.connect() as connection:
+            for run in bad:
+                step = connection.execute(
+                    sa.select(steps.name, steps.body)
+                    .where((steps.run == run) & steps.outcome.not_in(("done", "unchanged")))
+                    .order_by(steps.started_s, steps.position)
+                    .limit(1)
+                ).first()
+                text = None if step is None else _first_text(_load(step.body))
+                if step is not None and text:
+                    found[run] = f"{step.name}: {text}"
+                    continue
+                document = connection.execute(
+                    sa.select(runs.document).where(runs.id == run)
+                ).scalar()
+                text = _first_text(json.loads(document)) if document else None
+                if text:
+                    found[run] = text
+        return found
+
     def count(self, **wanted: Any) -> int:
         """Return how many runs there are; the arguments are those of `runs`."""
         query = sa.select(sa.func.count()).select_from(self._query(**wanted).subquery())
@@ -374,6 +399,11 @@ def _mend(said: str, where: str) -> str:
 
 def _dump(body: Mapping[str, Any]) -> str:
     return well_formed(json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+def _first_text(body: Mapping[str, Any]) -> str | None:
+    """Return the first finding of a step or a document in words."""
+    return next((str(one.get("text")) for one in body.get("findings") or () if one), None)
 
 
 def _load(text: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -11,11 +12,12 @@ from opsctl.domain.state import describe_state
 from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Finding
 from opsctl.plan import Plan, PlannedStep
-from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut
+from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut, ticking
 
 SKIPPED = "skipped"
 INTERRUPTED = "interrupted"
 CONTAINER = "container"  # starts what everything after it looks into
+SPEAKING = frozenset({"ask", "smoke"})  # asks, or draws lines of its own
 CUT = "cut"  # the way broke: what the far side did after that is not known
 RESUMABLE = (None, INTERRUPTED, CUT)
 
@@ -166,9 +168,11 @@ class Runner:
         begun = ctx.clock.now()
         if effect is not Effect.READ and not self._plan.is_before_ask(item):
             self._changed = True
-        ctx.reporter.progress(f"{name}: {item.step.describe()}")
+        words = f"{name}: {item.step.describe()}"
+        ctx.reporter.progress(words)
         try:
-            result = self._apply(item)
+            with ticking(ctx.reporter, words) if name not in SPEAKING else nullcontext():
+                result = self._apply(item)
         except KeyboardInterrupt:
             result = _cut_by_operator(item)
             self._conclude(item, result, ctx.clock.now() - begun)

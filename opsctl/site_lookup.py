@@ -49,6 +49,13 @@ class SiteLookup:
             return self.servers[name]
         raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
 
+    def server_or_host(self, name: str) -> None:
+        """Raise UsageError with the nearest names where ``name`` is neither a server nor a host."""
+        if name not in self.servers and name not in self.hosts:
+            raise UsageError(
+                f"there is no server or host '{name}'", next_step=self._near(name), subject=name
+            )
+
     def gpu_host_of(self, name: str) -> str:
         """Return the name of the host that owns the GPUs of server ``name``."""
         server = self.server(name)
@@ -58,11 +65,11 @@ class SiteLookup:
         import difflib
 
         known = [*self.servers, *self.hosts]
-        near = difflib.get_close_matches(name, known, 1)
+        near = difflib.get_close_matches(name, known, 3)
         where = str(self._path) if self._path else "no site file was found: opsctl init makes one"
-        if near:
-            return f"did you mean '{near[0]}'? ({where})"
-        return f"known: {', '.join(known) or 'none'} ({where})"
+        begin = f"did you mean {' or '.join(repr(one) for one in near)}? " if near else ""
+        servers, hosts = ", ".join(self.servers) or "none", ", ".join(self.hosts) or "none"
+        return f"{begin}servers: {servers}; hosts: {hosts} ({where})"
 
 
 def find_site_file(explicit: Path | None) -> Path | None:

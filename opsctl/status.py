@@ -119,7 +119,7 @@ def _chosen(site: Site, target: str | None) -> tuple[list[str], list[str]]:
         entry = site.host(server.host)
         names = [server.host, entry.via, site.gpu_host_of(target)]
         return list(dict.fromkeys(name for name in names if name)), [target]
-    site.host(target)
+    site.server_or_host(target)
     return [target], [name for name, server in site.servers.items() if server.host == target]
 
 

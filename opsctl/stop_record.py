@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from opsctl.errors import OpsctlError
 from opsctl.output import Document, Finding
 
 FOLDER = "stops"
@@ -41,9 +42,13 @@ class StopRecord:
         document.run = self.run
         self._finish("done" if document.exit_code == 0 else "failed", document)
 
-    def cut(self, outcome: str, exit_code: int) -> None:
-        """Write that the stop ended before its result was known."""
-        self._finish(outcome, Document(str(self._intent["verb"]), outcome, exit_code, self.run))
+    def cut(self, outcome: str, exit_code: int, error: OpsctlError | None = None) -> None:
+        """Write that the stop ended before its result was known, and by what."""
+        document = Document(str(self._intent["verb"]), outcome, exit_code, self.run)
+        if error is not None:
+            step = error.next_step or ""
+            document.findings.append(Finding(error.code, error.subject or "", error.message, step))
+        self._finish(outcome, document)
 
     def _finish(self, outcome: str, document: Document) -> None:
         if "at_s" not in self._intent:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from opsctl.errors import ConfigError
+from opsctl.yaml_syntax import syntax_problem
 
 M = TypeVar("M", bound=BaseModel)
 Location = tuple[str | int, ...]
@@ -70,10 +71,9 @@ def parse_yaml(text: str, path: str) -> LocatedYaml:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line + 1 if mark else 1
+        line, problem, mend = syntax_problem(text, error)
         raise ConfigError(
-            f"{path}:{line}: {_syntax_problem(text, line, error)}", subject=path
+            f"{path}:{line}: {problem}", next_step=f"{mend}, then run this again", subject=path
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}", subject=path) from error
@@ -82,14 +82,6 @@ def parse_yaml(text: str, path: str) -> LocatedYaml:
     located = LocatedYaml(path, None)
     located.data = _build(node, (), located) if node is not None else {}
     return located
-
-
-def _syntax_problem(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
-    lines = text.splitlines()
-    indent = lines[line - 1] if line <= len(lines) else ""
-    if "\t" in indent[: len(indent) - len(indent.lstrip())] or "\\t" in str(error.problem):
-        return "a tab is used for indentation; YAML wants spaces"
-    return f"{error.problem}"
 
 
 def _build(node: yaml.Node, location: Location, located: LocatedYaml) -> Any:
@@ -122,6 +114,7 @@ def _build_mapping(
             first = located.lines[(*location, key)]
             raise ConfigError(
                 f"{located.path}:{line}: '{key}' stands twice (first in line {first})",
+                next_step=f"put what is under both below one '{key}:', then run this again",
                 subject=located.path,
             )
         located.lines[(*location, key)] = line

@@ -69,7 +69,7 @@ def open_target(app: App, name: str, expect: int | None = None) -> Iterator[Targ
         if name in site.servers:
             yield _server_target(app, hosts, name, expect)
         else:
-            site.host(name)
+            site.server_or_host(name)
             yield _host_target(app, site, hosts, name, expect)
 
 

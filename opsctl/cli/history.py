@@ -13,6 +13,8 @@ from opsctl.cli.app import App, command, emit
 from opsctl.output import Document
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opsctl.domain.runs import RunDetail, RunRow
     from opsctl.ledger import Ledger
 
@@ -43,7 +45,7 @@ def history(
     everything: bool,
     html_path: Path | None,
 ) -> int:
-    """List runs, newest first.
+    """List runs, newest first: outcome, crash signature, who, why it was begun, and what stopped it.
 
     \b
     Examples:
@@ -61,7 +63,8 @@ def history(
             signature=signature,
             limit=None if everything else limit,
         )
-        data: dict[str, Any] = {"runs": [asdict(row) for row in rows]}
+        whys = ledger.whys(rows)
+        data: dict[str, Any] = {"runs": [{**asdict(row), "why": whys.get(row.id)} for row in rows]}
         if html_path is not None:
             total = ledger.count(server=server, failed=failed, signature=signature)
             question = words_of(server, failed, signature)
@@ -69,7 +72,7 @@ def history(
     finally:
         ledger.close()
     document = Document("history", "done", data=data)
-    return emit(app, document, lambda: table(rows) if html_path is None else data["html"])
+    return emit(app, document, lambda: table(rows, whys) if html_path is None else data["html"])
 
 
 def words_of(server: str | None, failed: bool, signature: str | None) -> str:
@@ -125,24 +128,33 @@ def show(app: App, run: str) -> int:
     return emit(app, document, lambda: describe(detail))
 
 
-def table(rows: list[RunRow]) -> str:
-    """Return runs as a table."""
+def table(rows: list[RunRow], whys: Mapping[str, str] | None = None) -> str:
+    """Return runs as a table; ``whys`` tells by run what stopped those that did not end well."""
     if not rows:
         return "no runs"
-    lines = [
-        f"{'run':<22} {'when (UTC)':<16} {'server':<14} {'what':<10} {'outcome':<12} {'signature':<12} who"
-    ]
+    from opsctl.cli.render import columns
+
+    cells = []
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_s))
         outcome = row.outcome or "open"
         if row.exit_code:
             outcome += f" {row.exit_code}"
-        reason = f"  {row.reason}" if row.reason else ""
-        lines.append(
-            f"{row.id:<22} {when:<16} {row.server:<14} {row.playbook:<10} {outcome:<12} "
-            f"{row.signature or '-':<12} {row.who}{reason}"
+        begun = f"  {row.reason}" if row.reason else ""
+        why = (whys or {}).get(row.id)
+        stopped = f"  ({why})" if why else ""
+        cells.append(
+            (
+                row.id,
+                time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_s)),
+                row.server,
+                row.playbook,
+                outcome,
+                row.signature or "-",
+                f"{row.who}{begun}{stopped}",
+            )
         )
-    return "\n".join(lines)
+    head = ("run", "when (UTC)", "server", "what", "outcome", "signature", "who, why")
+    return "\n".join(columns(cells, head, indent=0, whole=True))
 
 
 def describe(detail: RunDetail) -> str:

@@ -14,7 +14,8 @@ import click
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.patch_library import check_command, list_command, new_command, test_command
 from opsctl.cli.patch_view import change_rows, package_rows, patch_rows, render, shown
-from opsctl.errors import CheckFailed, UsageError
+from opsctl.cli.talk import Talk
+from opsctl.errors import CheckFailed
 from opsctl.output import Document, Finding
 
 
@@ -54,6 +55,7 @@ class Work:
     library: Mapping[str, Any]
     series: tuple[str, ...]  # the ids asked for, else the server's
     name: str
+    talk: Talk
 
     def look(self, before: Sequence[Any] = (), **options: Any) -> list[Any]:
         """Look once per package that the series touches; at the shipped patches' package without a series.
@@ -68,10 +70,11 @@ class Work:
         )
         known = {(one.package, one.module): one for one in before}
         where = (self.agent, self.target, self.library)
-        return [
-            look(*where, package, first=self.series, before=known.get(package), **options)
-            for package in packages
-        ]
+        with self.talk.ticking("looking at the installed package"):
+            return [
+                look(*where, package, first=self.series, before=known.get(package), **options)
+                for package in packages
+            ]
 
 
 @contextmanager
@@ -82,12 +85,7 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
     from opsctl.steps.patch import target_of
 
     site = load_site(app.site_path)
-    if server not in site.servers:
-        known = ", ".join(sorted(site.servers)) or "none"
-        raise UsageError(
-            f"no server is called {server}", next_step=f"known: {known}", subject=server
-        )
-    entry = site.servers[server]
+    entry = site.server(server)
     target = target_of(entry, server)
     with open_hosts(site) as hosts:
         hosts.begin([entry.host])
@@ -97,7 +95,8 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
         series = tuple(ids) or tuple(entry.patches)
         for one in series:
             find_patch(library, one)
-        yield Work(hosts.agent(entry.host), target, library, series, server)
+        talk = Talk(quiet=app.as_json)
+        yield Work(hosts.agent(entry.host), target, library, series, server, talk)
 
 
 @command("status")
@@ -235,8 +234,9 @@ def _carry_out(app: App, work: Work, seen: Sequence[Any], plans: Sequence[Any], 
     if not app.yes:
         click.echo("\n".join(lines), err=True)
     app.confirm("go on?")
-    data["transactions"] = execute_all(work.agent, busy)
-    after = work.look(before=seen)
+    with work.talk.ticking(f"{action}: proving the files in a fresh process"):
+        data["transactions"] = execute_all(work.agent, busy)
+        after = work.look(before=seen)
     findings += [found for one in after if (found := restart_finding(one, work.name))]
     reports = shown(after, work.series)
     data |= {"patches": patch_rows(reports), "packages": package_rows(after)}
@@ -271,9 +271,10 @@ def verify(app: App, server: str, ids: tuple[str, ...], folder: Path | None) -> 
         reports = shown(seen, work.series)
         findings = [finding for one in seen for finding in findings_of(one)]
         proofs = []
-        for one in seen:
-            mine = [i for i in work.series if i in one.applied]
-            proofs.append(prove(work.agent, plan_apply(one, work.library, mine)))
+        with work.talk.ticking("proving in a fresh process"):
+            for one in seen:
+                mine = [i for i in work.series if i in one.applied]
+                proofs.append(prove(work.agent, plan_apply(one, work.library, mine)))
     wrong = [r for r in reports if r.patch.id in work.series and r.state.value != "applied"]
     for report in wrong:
         text = report.detail or f"it is {report.state.value}"

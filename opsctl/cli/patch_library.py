@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from opsctl.cli.app import App, command, emit
+from opsctl.cli.talk import Talk
 from opsctl.errors import UsageError
 from opsctl.output import Document, Finding
 
@@ -153,7 +154,10 @@ def test_command(
         raise UsageError(
             f"{patch_id} is for ranges of versions", next_step="name one with --version"
         )
-    results = [try_patch(library, one, version, wheels, python) for version in chosen]
+    talk, results = Talk(quiet=app.as_json), []
+    for version in chosen:
+        with talk.ticking(f"trying {patch_id} on {one.package} {version}"):
+            results.append(try_patch(library, one, version, wheels, python))
     findings = [Finding("patch-test", r.version, r.problem) for r in results if r.problem]
     data = {"results": [r.row() for r in results]}
     outcome, code = ("failed", 20) if findings else ("passed", 0)

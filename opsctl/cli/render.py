@@ -11,12 +11,16 @@ MIB = 1 << 20
 
 
 def columns(
-    rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, *, indent: int = 2
+    rows: Sequence[Sequence[str]],
+    header: Sequence[str] | None = None,
+    *,
+    indent: int = 2,
+    whole: bool = False,
 ) -> list[str]:
     """Return rows as aligned lines; the last column is cut where the terminal ends, no other ever.
 
-    Without a terminal (a pipe, a file) nothing is cut. A column whose cells are all numbers (with an
-    optional unit) is aligned to the right.
+    Without a terminal (a pipe, a file) nothing is cut; with ``whole`` nowhere: the terminal folds the line.
+    A column whose cells are all numbers (with an optional unit) is aligned to the right.
     """
     table = [list(header)] if header else []
     table += [list(row) for row in rows]
@@ -31,7 +35,7 @@ def columns(
         and any(row[index] for row in body)
         for index in range(count)
     ]
-    limit = width_of_terminal()
+    limit = None if whole else width_of_terminal()
     begin = indent + sum(widths[:-1]) + 2 * (count - 1)  # of the last column
     lines = []
     for row in table:

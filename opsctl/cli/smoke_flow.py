@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from opsctl.cli.smoke_options import build_options, endpoint_of, take_server_set
 from opsctl.cli.smoke_record import load_run, record_smoke
 from opsctl.cli.talk import can_redraw
 from opsctl.domain.report import LevelReport
-from opsctl.errors import UsageError
+from opsctl.errors import OpsctlError, UsageError
 from opsctl.output import Document, Finding
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.bracket import Restart
@@ -45,6 +45,19 @@ OWN = (
     "log_path", "bisect", "restart_command", "fail_if", "min_ratio", "against", "junit_path",
     "html_path", "records_path", "label", "reference", "slo", "way",
 )  # fmt: skip
+
+
+@contextmanager
+def _launch_is_next(name: str, *, watched: bool) -> Iterator[None]:
+    """Say how to start a server of the site where nothing listens on its port."""
+    try:
+        yield
+    except OpsctlError as error:
+        if error.code == "no-server":
+            how = "runs and does not listen" if watched else "does not run"
+            error.message = f"{name} {how}: {error.message}"
+            error.next_step = f"opsctl status {name}" if watched else f"opsctl launch {name}"
+        raise
 
 
 @dataclass(slots=True)
@@ -201,7 +214,8 @@ class Flow:
                     _say(f"nobody watches the processes: {target.problem}")
                 options = self._options(target.endpoint, self.given["api"])
                 take_server_settings(options, session.server, self.given)
-                report = self._climb(change(options), target.watch, target.load)
+                with _launch_is_next(name, watched=target.watch is not None):
+                    report = self._climb(change(options), target.watch, target.load)
                 report.load["from"] = target.way
                 self.launched_by = target.launched_by
                 return report

@@ -193,6 +193,7 @@ def _stop(
     sweep: bool,
     begun: float,
 ) -> tuple[Document, Callable[[], str]]:
+    from opsctl.steps.base import ticking
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
     from opsctl.steps.stop import ENDED_KEY
@@ -225,18 +226,20 @@ def _stop(
 
     try:
         ctx.live[ENDED_KEY] = begin_both
-        stopped = step.run(ctx)
+        with ticking(ctx.reporter, f"{verb}: waiting for its processes to end"):
+            stopped = step.run(ctx)
         if not tidying and not stopped.exit_code:
             begin_tidying()
         if not sweeping or stopped.exit_code:
             begin_sweep()  # what is left now is what counts
-        memory = ProveGpuMemory(timeout_s).run(ctx)
+        with ticking(ctx.reporter, "waiting for the GPU memory to be free"):
+            memory = ProveGpuMemory(timeout_s).run(ctx)
         swept = sweeping[-1].result()
         for one in tidying:
             one.result()
     except OpsctlError as error:
         refused = isinstance(error, SafetyRefusal)
-        record.cut("refused" if refused else "cut", error.exit_code)
+        record.cut("refused" if refused else "cut", error.exit_code, error)
         raise
     except KeyboardInterrupt:
         record.cut("interrupted", Interrupted.exit_code)

@@ -15,6 +15,7 @@ import click
 from opsctl.cli import given
 
 EVERY_S = 15.0  # without a terminal, progress is a line now and then
+FIRST_S = 2.0  # and the first one comes when silence would be noticed
 
 
 def can_redraw() -> bool:
@@ -30,6 +31,7 @@ class Talk:
         self._on_terminal = can_redraw()
         self._shown = False
         self._next = time.monotonic() + EVERY_S
+        self._told = 0.0  # when somebody last showed progress, on the monotonic clock
         self._guard = threading.Lock()
 
     def say(self, text: str) -> None:
@@ -42,6 +44,10 @@ class Talk:
 
     def progress(self, text: str) -> None:
         """Show the state of the moment, which the next one replaces."""
+        self._told = time.monotonic()
+        self._show(text)
+
+    def _show(self, text: str) -> None:
         if self._quiet:
             return
         with self._guard:
@@ -56,13 +62,25 @@ class Talk:
 
     @contextmanager
     def ticking(self, text: str) -> Iterator[None]:
-        """Show ``text`` with its seconds while the block runs."""
+        """Show ``text`` with its seconds while the block runs, once it has run for a moment.
+
+        Without a terminal the first line comes after two seconds. Who shows progress of its own inside the
+        block is not overwritten.
+        """
         over = threading.Event()
         begun = time.monotonic()
 
         def tick() -> None:
-            while not over.wait(0.5):
-                self.progress(f"{text}: {time.monotonic() - begun:.0f} s")
+            first_s = 0.5 if self._on_terminal else FIRST_S
+            if over.wait(first_s):
+                return
+            self._next = min(self._next, begun + FIRST_S)
+            while True:
+                now = time.monotonic()
+                if now - self._told > FIRST_S:
+                    self._show(f"{text}: {now - begun:.0f} s")
+                if over.wait(0.5):
+                    return
 
         thread = threading.Thread(target=tick, daemon=True, name="progress")
         thread.start()

@@ -73,7 +73,12 @@ def judge_state(
         return Judgement(ServerState.STARTING, f"port {port} is not open yet")
     if sglang and not workers:
         return Judgement(ServerState.BROKEN, f"port {port} is open, but no scheduler lives")
-    return Judgement(ServerState.LISTENING, f"port {port} is open")
+    return Judgement(ServerState.LISTENING, f"port {port} is open; {_to_prove(selection)}")
+
+
+def _to_prove(selection: Selection) -> str:
+    """Say how to see that it answers, which an open port does not tell."""
+    return f"to see that it answers: opsctl smoke {selection.server.name} --levels 1"
 
 
 def _is_main(member: Judged, *, sglang: bool) -> bool:

@@ -30,10 +30,10 @@ def run_row() -> Schema:
 
 
 def history() -> Schema:
+    why = say(maybe(TEXT), "What stopped a run that did not end well: its step, and its words.")
+    row = record({**run_row()["properties"], "why": why})
     return {
-        **record(
-            {"runs": listing(run_row())}, sometimes={"html": say(TEXT, "File that was written.")}
-        ),
+        **record({"runs": listing(row)}, sometimes={"html": say(TEXT, "File that was written.")}),
         "outcomes": ["done"],
     }
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from opsctl.agent.client import Agent as Agent  # steps import it from here
 from opsctl.domain.fingerprint import Attempt
@@ -82,6 +83,12 @@ class Reporter(Protocol):
 
     def progress(self, text: str) -> None:
         """Show the state of the moment, which the next one replaces."""
+
+
+def ticking(reporter: Reporter, text: str) -> AbstractContextManager[None]:
+    """Show ``text`` with its seconds while a block runs, where the reporter can."""
+    shown = getattr(reporter, "ticking", None)
+    return nullcontext() if shown is None else cast("AbstractContextManager[None]", shown(text))
 
 
 class Session(Protocol):

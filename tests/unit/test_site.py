@@ -61,6 +61,7 @@ def test_canonical_example_is_read_whole(tmp_path: Path) -> None:
         ("via: pve1", "via: pve2", 3, "there is no host 'pve2'"),
         ("[1, 2, 5, 10]", "[1, 5, 2]", 17, "levels must ascend"),
         ("    port: 8000", "\tport: 8000", 20, "a tab is used for indentation"),
+        ("    port: 8000", "    port 8000", 20, "a colon is missing behind the key"),
         ("    port: 8000", "    host: x\n    port: 8000", 20, "'host' stands twice"),
         ("env: {", "env: {HF_TOKEN: abc, ", 14, "looks like a secret"),
         ("{local: true}", "{local: true, ssh: a}", 5, "exactly one of local, ssh, pct"),
@@ -85,6 +86,30 @@ def test_mistake_is_told_with_file_line_and_mend(
     assert caught.value.exit_code == 10
     assert f"{path}:{line}:" in caught.value.message
     assert words in caught.value.message
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "next_step"),
+    [
+        ("servers:\n  glm5\n    host: here\n", 2, "write `glm5:`"),
+        ("servers:\n  glm5:\n    host here\n    port: 1\n", 3, "write `host: ...`"),
+        ("servers:\n  glm5:\n    host: here\n    port 1\n", 4, "write `port: ...`"),
+        ("hosts:\n  a: {local: true}\n  # a word\nb: c: d\n", 4, "quotes"),
+        ("hosts: {a: {local: true}\n", 2, "opsctl config example"),
+    ],
+)
+def test_a_slip_of_yaml_is_told_in_its_own_line_with_its_mend(
+    tmp_path: Path, text: str, line: int, next_step: str
+) -> None:
+    """The parser complains of the line behind the one that lacks its colon."""
+    path = write(tmp_path, text)
+
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+
+    assert f"{path}:{line}:" in caught.value.message
+    assert next_step in (caught.value.next_step or "")
 
 
 def test_plain_secret_never_shows_in_the_error(tmp_path: Path) -> None:
@@ -145,6 +170,17 @@ def test_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
 
     assert caught.value.next_step is not None
     assert "glm5" in caught.value.next_step
+
+
+def test_an_unknown_name_is_answered_with_servers_and_hosts(tmp_path: Path) -> None:
+    """Where both are taken, both are named, the near ones first."""
+    site = load_site(write(tmp_path, CANONICAL))
+
+    with pytest.raises(UsageError, match="no server or host 'glm'") as caught:
+        site.server_or_host("glm")
+
+    step = caught.value.next_step or ""
+    assert step.startswith("did you mean 'glm5'? servers: glm5, other; hosts: pve1,")
 
 
 def test_defaults_fill_what_a_server_leaves_out(tmp_path: Path) -> None:

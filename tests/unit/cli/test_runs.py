@@ -48,6 +48,38 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_history_says_what_stopped_a_refused_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who reads the list need not open each run: the step and its words stand behind the outcome."""
+    ledger = Ledger.open(tmp_path)
+    order = {"command": "restart", "given": {}}
+    text = "run 20261130-1-aa crashed with the same patches"
+    for run, outcome, document in (
+        ("20261130-050000-eeee", "refused", {}),
+        ("20261130-060000-ffff", "refused", {"findings": [{"text": "pid 7 cannot be attributed"}]}),
+    ):
+        ledger.begin(
+            run, server="glm5", playbook="restart", at_s=1.0, who="ann", reason=None, inputs=order
+        )
+        if not document:
+            turn = ledger.begin_step(run, 5, "known-failure", "read", 2.0)
+            body = {"findings": [{"text": text}]}
+            ledger.end_step(run, 5, turn, at_s=3.0, outcome="refused", changed=False, body=body)
+        ledger.finish(
+            run, at_s=4.0, outcome=outcome, exit_code=50, signature=None, document=document
+        )
+    ledger.close()
+
+    _, out, _ = opsctl(capsys, "history", "--state", str(tmp_path))
+    _, printed, _ = opsctl(capsys, "history", "--state", str(tmp_path), "--json")
+
+    assert f"(known-failure: {text})" in out
+    assert "(pid 7 cannot be attributed)" in out
+    whys = [run["why"] for run in read_document(printed)["data"]["runs"]]
+    assert sorted(whys) == [f"known-failure: {text}", "pid 7 cannot be attributed"]
+
+
 def test_history_lists_newest_first(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who, why, how it ended; an open run says so."""
     code, out, _ = opsctl(capsys, "history", "--state", str(state))
