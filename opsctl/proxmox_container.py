@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opsctl.domain.container import find_lock
 from opsctl.errors import CheckFailed, CouldNotTell, SafetyRefusal, TransportError
 from opsctl.proxmox import BUSY, LOCKED, Api, PveError, advise
+from opsctl.proxmox_ha import wait_for_ha
 
 if TYPE_CHECKING:
     from opsctl.domain.container import Lock
@@ -29,6 +30,14 @@ class TaskResult:
     upid: str
     warnings: int
     log_tail: tuple[str, ...]
+
+    @property
+    def by_ha(self) -> bool:
+        """Say whether the task only asked the HA manager, which does the work by itself afterwards.
+
+        Source: PVE::API2::LXC::Status: ``hastart`` and ``hastop`` end once ``ha-manager`` took the request.
+        """
+        return self.upid.split(":")[5:6] in (["hastart"], ["hastop"])
 
 
 class Container:
@@ -85,17 +94,19 @@ class Container:
         timeout_s: float = 180.0,
         on_progress: Callable[[str], None] | None = None,
     ) -> TaskResult:
-        """Start, stop, shutdown or reboot, and wait until the task has ended.
+        """Start, stop or shutdown, and wait until the task has ended, and the HA manager where that does it.
 
         Raises:
             PveError: refused at once; SafetyRefusal: locked by another task; CheckFailed: the task
             failed; CouldNotTell: no end in time.
         """
         path, tries = f"{self._path}/status/{verb}", BUSY_TRIES
+        end_s = time.monotonic() + timeout_s
         while True:
             try:
                 upid = self._order("POST", path, params)
-                return self.wait(upid, timeout_s=timeout_s, on_progress=on_progress)
+                result = self.wait(upid, timeout_s=timeout_s, on_progress=on_progress)
+                break
             except CheckFailed as error:
                 # these tasks take the configuration's lock first; without it they did nothing
                 tries -= 1
@@ -103,6 +114,9 @@ class Container:
                     raise
             if on_progress is not None:
                 on_progress(f"container {self.vmid} is busy with another task; {verb} again")
+        if result.by_ha:
+            wait_for_ha(self, verb, end_s, on_progress)
+        return result
 
     def shut_down(
         self,
@@ -127,7 +141,8 @@ class Container:
         try:
             done = self.act("shutdown", params=given, timeout_s=left_s, on_progress=on_progress)
         except CheckFailed as error:
-            if error.code != "task-failed" or self.status().get("status") != "running":
+            ended = error.code not in ("task-failed", "ha-not-done")
+            if ended or self.status().get("status") != "running":
                 raise
             if not force:
                 raise self._did_not_end(timeout_s, error) from error

@@ -14,7 +14,7 @@ from opsctl.cli.ct_exec import exec_
 from opsctl.cli.ct_fix import fix_devices
 from opsctl.cli.ct_snapshot import rollback, snapshot
 from opsctl.cli.ct_target import Target, open_target, target_options, task_findings
-from opsctl.domain.container import forced_finding
+from opsctl.domain.container import forced_finding, ha_state
 from opsctl.errors import CheckFailed, OpsctlError
 from opsctl.output import Document, Finding
 
@@ -76,6 +76,7 @@ def status(app: App, target: str, node: str | None) -> int:
             "status": seen.get("status"),
             "uptime_s": int(seen["uptime"]) if running and seen.get("uptime") else None,
             "lock": lock and _lock_data(lock, now_s),
+            "ha_state": ha_state(seen),
             "tasks": [_task_data(task, now_s) for task in tasks],
             "snapshots": [_snapshot_data(item) for item in snapshots],
         }
@@ -121,6 +122,8 @@ def _status_lines(found: Target, data: dict[str, Any]) -> list[str]:
 
     up = f", up {duration(data['uptime_s'])}" if data["uptime_s"] is not None else ""
     lines = [f"{found.name}: {data['status']}{up} ({data['name']}; {data['api']})"]
+    if data["ha_state"] is not None:
+        lines.append(f"  managed by HA, state {data['ha_state']}")
     for task in data["tasks"]:
         age = duration(task["age_s"])
         lines.append(f"  task {task['type']} of {task['user']}, running for {age}")

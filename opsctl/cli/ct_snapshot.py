@@ -11,7 +11,7 @@ import click
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.ct_target import Target, open_target, target_options, task_findings
 from opsctl.errors import CheckFailed, UsageError
-from opsctl.output import Document
+from opsctl.output import Document, Finding
 
 TASK_S = 900.0
 
@@ -139,10 +139,12 @@ def rollback(app: App, target: str, node: str | None, name: str, start_after: bo
             *(["start it"] if start_after else []),
         ]
         data = {**found.base_data(), "snapshot": name, "before": before.get("status")}
+        plan += [finding.text for finding in _ha_findings(found, before)]
         if app.dry_run:
             document = Document("ct rollback", "planned", data={**data, "plan": plan})
             return emit(app, document, lambda: "\n".join(plan))
         findings = found.hold_ports("rollback") if running else []
+        findings += _ha_findings(found, before)
         app.confirm("; ".join(plan) + "?")
         with found.ticking(f"rollback of {found.name}"):
             result = found.container.rollback(name, timeout_s=TASK_S)
@@ -162,3 +164,13 @@ def rollback(app: App, target: str, node: str | None, name: str, start_after: bo
         document = Document("ct rollback", "rolled-back", findings=findings, data=data)
         text = f"{found.name}: back at snapshot {name}, {after}"
         return emit(app, document, lambda: text)
+
+
+def _ha_findings(found: Target, before: dict[str, Any]) -> list[Finding]:
+    from opsctl.domain.container import ha_state
+
+    if ha_state(before) != "started":
+        return []
+    text = "the HA manager starts it again by itself: its state there is started"
+    step = f"to keep it down, on the node: ha-manager set ct:{found.place.vmid} --state stopped"
+    return [Finding("ha-managed", str(found.place.vmid), text, step)]

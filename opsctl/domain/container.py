@@ -97,6 +97,12 @@ def forced_finding(vmid: int, timeout_s: int) -> Finding:
     return Finding("container-forced", str(vmid), text)
 
 
+def ha_state(status: Mapping[str, Any]) -> str | None:
+    """Return the HA manager's state of a container (started, stopped, error, ...); None: not managed."""
+    known = status.get("ha") or {}
+    return str(known.get("state") or "not told") if known.get("managed") else None
+
+
 def is_own(snapshot: Mapping[str, Any]) -> bool:
     """Say whether opsctl made the snapshot: by its name, which nothing else uses."""
     return str(snapshot.get("name", "")).startswith(OWN_PREFIX)

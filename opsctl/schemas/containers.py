@@ -41,6 +41,7 @@ def status() -> Schema:
             "name": maybe(TEXT),
             "status": maybe(TEXT),
             "uptime_s": maybe(WHOLE),
+            "ha_state": maybe(TEXT),
             "lock": say(maybe(lock), "task null: no running task accounts for it."),
             "tasks": listing(task),
             "snapshots": listing(kept),
