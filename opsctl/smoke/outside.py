@@ -134,7 +134,9 @@ def _next(level: LevelReport, exits: Sequence[Mapping[str, Any]], log: str | Non
             "an Xid (dmesg), and start once with PYTHONFAULTHANDLER=1"
         )
     if level.outcome is Outcome.HUNG:
-        steps.append("dump the scheduler's stacks before anything is killed: py-spy dump --pid PID")
+        steps.append(
+            "dump the scheduler's stacks before anything is killed: py-spy dump --nonblocking --pid PID"
+        )
     if level.outcome is Outcome.CRASHED and level.concurrency > 1:
         steps.append("find the exact first bad level: --bisect")
     return steps

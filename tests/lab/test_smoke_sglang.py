@@ -145,9 +145,11 @@ def test_real_server_passes_with_equal_answers_at_every_level(
 
 
 def test_real_scheduler_that_is_frozen_is_a_hang(
-    real: Real, capsys: pytest.CaptureFixture[str]
+    real: Real, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGSTOP in the middle of a level: no token, nothing died; it lives on after SIGCONT."""
+    """SIGSTOP in the middle of a level: no token, nothing died, and py-spy says where it stands."""
+    spies = environment.default_prefix() / "base" / "bin"  # SGLang's own, which pip put there
+    monkeypatch.setenv("PATH", f"{spies}:{os.environ['PATH']}")
     pid = real.pid_of("sglang::scheduler")
     thread = real.signal_under_load(pid, signal.SIGSTOP)
 
@@ -160,6 +162,10 @@ def test_real_scheduler_that_is_frozen_is_a_hang(
     assert code == 60
     assert document["data"]["levels"][-1]["outcome"] == "hung"
     assert document["data"]["diagnosis"]["category"] == "silent-hang"
+    frozen = next(p for p in document["data"]["evidence"]["alive"] if p["pid"] == pid)
+    assert frozen["state"] == "T"
+    assert "MainThread" in frozen["python_stack"]
+    assert "event_loop" in frozen["python_stack"]
 
 
 def test_real_scheduler_that_is_killed_is_seen_and_named(

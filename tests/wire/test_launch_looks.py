@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -198,14 +199,18 @@ def test_evidence_shows_the_tree_of_a_process(agent: RemoteAgent) -> None:
 
 @pytest.mark.parametrize(("mode", "seen"), [(0o755, True), (0o777, False)])
 def test_the_python_stack_comes_from_the_py_spy_beside_the_interpreter(
-    agent: RemoteAgent, tmp_path: Path, mode: int, seen: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, seen: bool
 ) -> None:
     """SGLang brings one, which is not on the agent's PATH; a file that anybody can write is not run."""
     python, spy = tmp_path / "python", tmp_path / "py-spy"
     python.symlink_to(sys.executable)
     spy.write_text('#!/bin/sh\necho "Thread 1 (idle): event_loop_overlap $*"\n')
     spy.chmod(mode)
-    with subprocess.Popen([str(python), "-c", "import time; time.sleep(30)"]) as child:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # without the tests' own
+    with (
+        connect(LocalTransport()) as agent,
+        subprocess.Popen([str(python), "-c", "import time; time.sleep(30)"]) as child,
+    ):
         try:
             request = {"roots": [child.pid], "limit_s": 5.0}
             found = agent.call("evidence.collect", request, timeout_s=10)
@@ -216,3 +221,46 @@ def test_the_python_stack_comes_from_the_py_spy_beside_the_interpreter(
     said = f"Thread 1 (idle): event_loop_overlap dump --nonblocking --pid {child.pid}"
     if shutil.which("py-spy") is None:
         assert ((mine["python_stack"] or "").strip() == said) == seen
+
+
+def test_a_frozen_and_a_spinning_process_are_seen_by_the_real_py_spy(
+    agent: RemoteAgent, tmp_path: Path
+) -> None:
+    """Both kinds of hang: SIGSTOP, which py-spy can only look at without stopping it, and a busy loop."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        pytest.skip("py-spy is not installed")
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if os.geteuid() != 0 and scope.exists() and scope.read_text().strip() != "0":
+        pytest.skip("only root may look at another process's memory here")
+    program = tmp_path / "scheduler.py"
+    program.write_text(
+        "import sys, time\n"
+        "def event_loop_overlap():\n"
+        "    print(flush=True)\n"
+        "    while True:\n"
+        "        time.sleep(0.01) if sys.argv[1] == 'frozen' else sum(range(100))\n"
+        "event_loop_overlap()\n"
+    )
+    children = {}
+    try:
+        for kind in ("frozen", "spinning"):
+            child = subprocess.Popen([sys.executable, str(program), kind], stdout=subprocess.PIPE)
+            children[kind] = child
+            assert child.stdout is not None
+            child.stdout.readline()
+        children["frozen"].send_signal(signal.SIGSTOP)
+
+        roots = [child.pid for child in children.values()]
+        found = agent.call("evidence.collect", {"roots": roots, "limit_s": 20.0}, timeout_s=30)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait(timeout=10)
+            if child.stdout is not None:
+                child.stdout.close()
+
+    seen = {one["pid"]: one for one in found["processes"]}
+    for kind, child in children.items():
+        assert "event_loop_overlap (scheduler.py:" in (seen[child.pid]["python_stack"] or ""), kind
+    assert seen[children["frozen"].pid]["state"] in "Tt"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
 
 TITLE = b"sglang::"
 KERNEL_LINES = 60
+SPY_TRIES = 3
 
 
 def collect(request: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -101,11 +102,18 @@ def text(path: str) -> str | None:
 
 
 def python_stack(spy: str | None, pid: int, end: float) -> str | None:
-    """Ask py-spy, where it is installed, without stopping the process."""
-    left = min(3.0, end - time.monotonic())
-    if spy is None or left < 0.5:
-        return None
-    return output([spy, "dump", "--nonblocking", "--pid", str(pid)], left)
+    """Ask py-spy, where it is installed, without stopping the process: a frozen one has no other way.
+
+    A frame that changes while it is read makes it fail; the next try sees another.
+    """
+    for _ in range(SPY_TRIES if spy is not None else 0):
+        left = min(3.0, end - time.monotonic())
+        if left < 0.5:
+            return None
+        said = output([str(spy), "dump", "--nonblocking", "--pid", str(pid)], left)
+        if said:
+            return said
+    return None
 
 
 def kernel_log(end: float) -> list[str] | None:
