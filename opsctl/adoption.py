@@ -93,13 +93,13 @@ def _only(processes: Sequence[Process], host: str) -> Running:
         return found[0]
     if not found:
         raise CouldNotTell(
-            f"no SGLang server runs on {host}",
+            f"no SGLang server runs on host '{host}'",
             next_step="name another machine with --host; what is there: `opsctl status`",
             code="no-server",
             subject=host,
         )
     raise UsageError(
-        f"{len(found)} SGLang servers run on {host}: {'; '.join(one.describe() for one in found)}",
+        f"{len(found)} SGLang servers run on host '{host}': {'; '.join(one.describe() for one in found)}",
         next_step="name the one that is meant by its pid",
         subject=host,
     )

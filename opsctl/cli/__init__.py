@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opsctl import __version__
-from opsctl.errors import Interrupted, OpsctlError, UsageError
+from opsctl.errors import Interrupted, OpsctlError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -120,6 +120,12 @@ class LazyGroup(click.Group):
 def root() -> None:
     """Stop, patch, restart and prove healthy the LLM servers that run on your GPUs.
 
+    \b
+    Examples:
+      opsctl init                     make a site file from what runs here
+      opsctl status                   servers, processes, GPUs, leftovers on one screen
+      opsctl restart glm5 --dry-run   exactly what would be done; nothing is changed
+
     stdout carries the result, stderr the talk. Every command that changes something takes
     --dry-run, asks on a terminal, and needs --yes without one.
 
@@ -154,11 +160,13 @@ def run(argv: list[str]) -> int:
         return _tell(argv, Interrupted("interrupted; nothing further was done"))
     except KeyboardInterrupt:
         return _tell(argv, Interrupted("interrupted; nothing further was done"))
-    except click.ClickException as error:
-        if "--json" in argv:
-            return _tell(argv, UsageError(error.format_message()))
-        error.show()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # the page of a group: its commands are the answer
         return error.exit_code
+    except click.ClickException as error:
+        from opsctl.cli.usage import in_our_words
+
+        return _tell(argv, in_our_words(error))
     except ResultLostError:
         return 0  # what was printed had no other result than itself; see streams.settle
     except Exception as error:

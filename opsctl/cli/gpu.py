@@ -116,7 +116,12 @@ def verify(app: App, target: str, expect: int | None) -> int:
 @command("wait")
 @click.argument("target", metavar="SERVER|HOST")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.0), default=60.0, show_default=True, metavar="S"
+    "--timeout",
+    type=click.FloatRange(min=0.0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Longest wait, in seconds.",
 )
 @_expect_option
 def wait(app: App, target: str, timeout: float, expect: int | None) -> int:

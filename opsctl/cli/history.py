@@ -113,7 +113,8 @@ def show(app: App, run: str) -> int:
     """Show one run: attempt, steps, findings, result. RUN: its id, a part of it, or last.
 
     \b
-    Example:
+    Examples:
+      opsctl show last
       opsctl show 3f2a
     """
     from opsctl.ledger import Ledger

@@ -87,8 +87,18 @@ def check_command(app: App, ids: tuple[str, ...], folder: Path | None) -> int:
 @command("new")
 @click.argument("patch_id", metavar="ID")
 @click.option("--version", required=True, help="Version of the package that the two folders hold.")
-@click.option("--old", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
-@click.option("--new", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
+@click.option(
+    "--old",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="The package's folder as it was shipped.",
+)
+@click.option(
+    "--new",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="The same folder with the change in it.",
+)
 @click.option(
     "--package", default="sglang", show_default=True, help="Distribution and module name."
 )

@@ -33,7 +33,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--api", type=click.Choice(["generate", "chat", "completions"]), help="Route to use.")
 @click.option("--model", help="Model name that OpenAI routes are asked for.")
 @click.option("--prompt-kind", type=click.Choice(["ids", "text"]), help="Kind of made prompts.")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Length of the made prompts, in tokens.",
+)
 @click.option("--prompts", "prompts_path", type=FILE, help="JSONL file with your own prompts.")
 @click.option("--shapes", help="Mix these into every level: short,long,prefix,constrained,abort.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the made prompts.")

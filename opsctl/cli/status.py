@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 @command("status")
 @click.argument("target", required=False, metavar="[SERVER|HOST]")
 @click.option("--watch", is_flag=True, help="Look again every --every seconds, until Ctrl-C.")
-@click.option("--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.5),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks of --watch.",
+)
 def status(app: App, target: str | None, watch: bool, every: float) -> int:
     """Show servers, their processes, GPUs, leftovers and containers in one screen.
 

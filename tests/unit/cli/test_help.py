@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from opsctl.cli import COMMANDS, root
+from opsctl.cli import COMMANDS, root, run
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,6 +46,54 @@ def test_every_help_page_has_an_example_that_is_a_command_of_its_own(name: str) 
     head, mark, rest = text.partition("Example")
     assert mark, head
     assert f"opsctl {name}" in rest.partition("\nOptions:")[0]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_every_option_says_what_it_is(name: str) -> None:
+    """No line of a help page is a bare name."""
+    options = [one for one in dict(commands())[name].params if isinstance(one, click.Option)]
+
+    assert [one.opts[-1] for one in options if not one.help] == []
+
+
+# what follows `ct exec TARGET` belongs to the program that is run
+@pytest.mark.parametrize("name", [name for name, _ in commands() if name != "ct exec"])
+def test_a_wrong_option_is_answered_with_what_can_be_typed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2, one sentence, and a next step: the near word or an example, and the page that tells all."""
+    assert run([*name.split(), "--no-such-option-at-all"]) == 2
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("opsctl: no such option '--no-such-option-at-all'")
+    assert said[1].startswith("  next: ")
+    assert f"opsctl {name} --help" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence", "step"),
+    [
+        (
+            "stop",
+            "missing argument 'SERVER' (opsctl stop",
+            "for example: opsctl stop glm5 --dry-run",
+        ),
+        ("gpu verfy", "no such command 'verfy'", "did you mean 'verify'?"),
+        ("ct statsu", "no such command 'statsu'", "did you mean 'start' or 'status'?"),
+        ("status --jsn", "no such option '--jsn'", "did you mean '--json'?"),
+        ("nosuch", "no such command 'nosuch'", "all of them: opsctl --help"),
+        ("stop a b", "got unexpected extra argument (b)", "for example: opsctl stop glm5"),
+    ],
+)
+def test_a_slip_is_told_in_one_voice(
+    line: str, sentence: str, step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As every other error: lower case, what is wrong, what to do next; exit 2."""
+    assert run(line.split()) == 2
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"opsctl: {sentence}")
+    assert said[1].startswith(f"  next: {step}")
 
 
 @pytest.mark.parametrize("name", [name for name, _ in commands()])

@@ -42,7 +42,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     """A typo is exit 2 and gets the command that was meant."""
     assert run(["confg"]) == 2
 
-    assert "Did you mean 'config'?" in capsys.readouterr().err
+    assert "next: did you mean 'config'?" in capsys.readouterr().err
 
 
 def test_error_is_one_sentence_and_its_exit_code(
