@@ -62,7 +62,11 @@ def locate(hosts: Hosts, place: Place, pid: int | None) -> tuple[Place, Running]
         UsageError: there are several; CouldNotTell: there is none.
     """
     processes, _ = scan(hosts.agent(place.host))
-    found = domain.server_of(pid, processes) if pid is not None else _only(processes, place.host)
+    found = (
+        domain.server_of(pid, processes, place.host)
+        if pid is not None
+        else _only(processes, place.host)
+    )
     if found.container is None or hosts.site.host(place.host).pct is not None:
         if len(found.root.ns_pids) > 1 and found.container is None:
             raise _unknown_container(found, "a pid namespace of its own")
@@ -151,7 +155,11 @@ def adopt(hosts: Hosts, place: Place, found: Running, options: Options) -> Adopt
     outer = next(m for m in picture.selection.members if m.process and _is_same(m.process, found))
     evidence = evidence_of(found, started, listening, port, picture, version)
     if outer.pid != found.pid:
-        evidence.append(f"pid {outer.pid} as its node {hosts.site.host(place.host).via} numbers it")
+        node, vmid = hosts.site.host(place.host).via, hosts.site.host(place.host).pct
+        evidence.append(
+            f"its two pids: {found.pid} inside container {vmid} (for --host {place.host}), "
+            f"{outer.pid} on its node {node} (for --host {node}; what status and NVML show)"
+        )
     return Adopted(entry, tuple(evidence), outer.pid, found.root.ns_pids[-1], known)
 
 

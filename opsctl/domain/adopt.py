@@ -99,8 +99,8 @@ def _proven_line(process: Process) -> LaunchLine | None:
     return read_launch_line(process.argv)
 
 
-def server_of(pid: int, processes: Sequence[Process]) -> Running:
-    """Return the server that ``pid`` is, or is a worker of.
+def server_of(pid: int, processes: Sequence[Process], host: str = "here") -> Running:
+    """Return the server that ``pid`` is, or is a worker of; ``host`` is where the processes were read.
 
     Raises:
         SafetyRefusal: there is no such process, or it belongs to no SGLang server.
@@ -113,7 +113,10 @@ def server_of(pid: int, processes: Sequence[Process]) -> Running:
     near = f"SGLang servers there: {near}{more}"
     if process is None:
         raise SafetyRefusal(
-            f"there is no process {pid}", next_step=near, code="no-process", subject=str(pid)
+            f"there is no process {pid}, as host '{host}' numbers them",
+            next_step=f"{near}; a container numbers its processes itself: name it with --host",
+            code="no-process",
+            subject=str(pid),
         )
     for one in servers:
         if pid in one.pids:

@@ -144,7 +144,8 @@ def make_entry(
     secret_flags = [flag for flag in flags if _is_secret_flag(flag)]
     if any("api-key".startswith(flag) for flag in secret_flags):
         values["api_key"] = {"env": f"{re.sub(r'[^A-Z0-9]+', '_', name.upper())}_API_KEY"}
-    comments = [f"adopted from pid {found.pid} ({version or 'sglang of unknown version'}), {when}"]
+    pid = f"pid {found.pid} on {host}"
+    comments = [f"adopted from {pid} ({version or 'sglang of unknown version'}), {when}"]
     if log.startswith("/") and not log.startswith("/dev/"):
         comments.append(f"its log until the next launch: {log}")
     comments += [
