@@ -209,7 +209,10 @@ def _patch_states(session: ServerSession, reports: Any) -> list[Check]:
             checks.append(Check("patches", State.BAD, text, f"opsctl patch status {session.name}"))
         elif named in series and state == "absent":
             text = f"{named} is in the server's series and is not applied"
-            checks.append(Check("patches", State.WARN, text, "the next restart applies it"))
+            step = "the next restart applies it"
+            if report.patch.status.value == "known-bad":
+                step = "it is known to be bad: a restart refuses it; take it out of `patches`"
+            checks.append(Check("patches", State.WARN, text, step))
     applied = [report.patch.id for report in reports if report.state.value == "applied"]
     shown = f"applied: {', '.join(applied)}" if applied else "no patch stands"
     return checks or [Check("patches", State.OK, f"{shown}; no drift")]

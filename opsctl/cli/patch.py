@@ -131,6 +131,11 @@ def status(
         next_step = (
             f"opsctl patch apply {server}" if report.can_apply else f"opsctl patch diff {server}"
         )
+        if report.patch.status.value == "known-bad" and report.can_apply:
+            next_step = (
+                "it is known to be bad: take it out of the series, or reproduce the failure with "
+            )
+            next_step += f"opsctl patch apply {server} --allow-known-bad"
         code = f"patch-{report.state.value}"
         findings.append(Finding(code, report.patch.id, text, next_step))
     data = {"server": server, "patches": patch_rows(reports), "packages": package_rows(seen)}
