@@ -105,3 +105,19 @@ def test_a_withdrawn_wait_is_no_answer(sleeper: subprocess.Popen[bytes]) -> None
         signalling.wait_gone(request, context)  # type: ignore[arg-type]
 
     assert caught.value.kind == "operation-timeout"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(ProcessLookupError, "gone"), (PermissionError, "denied")]
+)
+def test_not_allowed_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError], outcome: str
+) -> None:
+    """What may not be signalled still runs, and still holds its memory."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "kill", refuse)
+
+    assert signalling.deliver(None, 4242, 15) == outcome

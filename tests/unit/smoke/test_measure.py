@@ -130,3 +130,26 @@ def test_abort_inside_a_200_counts_as_its_status_says(status: int, failure: str)
     request = read_request(made, "generate")
 
     assert (request.failure, request.detail) == (failure, "The request queue is full.")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "content_filter"])
+def test_four_reasons_to_finish_are_good(reason: str) -> None:
+    """And none of them is held against a server."""
+    assert finished_with(reason) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "failure"),
+    [("abort", "stream-abort"), ("error", "bad-finish"), ("cancelled", "bad-finish")],
+)
+def test_any_other_reason_to_finish_fails_the_request(reason: str, failure: str) -> None:
+    """Whole, with status 200 and every token."""
+    assert finished_with(reason) == failure
+
+
+def finished_with(reason: str) -> str | None:
+    made = exchange()
+    meta = {"completion_tokens": 4, "finish_reason": {"type": reason}}
+    body = json.dumps({"text": " word" * 4, "meta_info": meta}).encode()
+    made.pieces[-1] = b"data: " + body + b"\n\n"
+    return read_request(made, "generate").failure
