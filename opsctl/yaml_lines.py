@@ -68,8 +68,18 @@ def decode_yaml(content: bytes, path: str) -> LocatedYaml:
 
 def parse_yaml(text: str, path: str) -> LocatedYaml:
     """Parse YAML text; ``path`` is only for messages. Raises ConfigError as `read_yaml` does."""
+    located = LocatedYaml(path, None)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _compose(text, path)
+        located.data = _build(node, (), located) if node is not None else {}
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply", subject=path) from error
+    return located
+
+
+def _compose(text: str, path: str) -> yaml.Node | None:
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line, problem, mend = syntax_problem(text, error)
         raise ConfigError(
@@ -77,11 +87,7 @@ def parse_yaml(text: str, path: str) -> LocatedYaml:
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}", subject=path) from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply", subject=path) from error
-    located = LocatedYaml(path, None)
-    located.data = _build(node, (), located) if node is not None else {}
-    return located
+    return node
 
 
 def _build(node: yaml.Node, location: Location, located: LocatedYaml) -> Any:
@@ -95,8 +101,23 @@ def _build(node: yaml.Node, location: Location, located: LocatedYaml) -> Any:
         return [
             _build(child, (*location, index), located) for index, child in enumerate(node.value)
         ]
-    loader = yaml.SafeLoader("")
-    return loader.construct_object(node)
+    return _value_of(node, located)
+
+
+def _value_of(node: yaml.Node, located: LocatedYaml) -> Any:
+    """Return a scalar's value; a date that is none (2026-02-30) and an unknown tag are ConfigErrors.
+
+    The value is not shown: it may be a secret in the wrong place.
+    """
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        raise ConfigError(
+            f"{located.path}:{node.start_mark.line + 1}: this value cannot be read as {kind}",
+            next_step="put it in quotes if it is meant as text, then run this again",
+            subject=located.path,
+        ) from error
 
 
 def _build_mapping(

@@ -139,6 +139,7 @@ def test_without_a_file_the_host_is_this_machine(
     ("text", "said"),
     [
         ("hosts: " + "[" * 5000, "nested too deeply"),
+        ("hosts: &a [*a]", "nested too deeply"),
         (
             "a0: &a0 [x, x]\n"
             + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
@@ -153,6 +154,30 @@ def test_a_file_that_would_take_all_memory_is_refused(tmp_path: Path, text: str,
 
     with pytest.raises(ConfigError, match=said):
         load_site(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("2001-99-99", "timestamp"),
+        ("!!int hunter2", "int"),
+        ("!!binary hunter2", "binary"),
+        ("!!python/object:os.system hunter2", "python/object"),
+    ],
+)
+def test_a_value_that_yaml_itself_cannot_read_is_told_with_its_line(
+    tmp_path: Path, value: str, kind: str
+) -> None:
+    """A date that is none, a tag of another program: exit 10 with the line, and without the value."""
+    path = tmp_path / "opsctl.yaml"
+    path.write_text(f"hosts: {{}}\nservers: {value}\n")
+
+    with pytest.raises(
+        ConfigError, match=rf"yaml:2: this value cannot be read as {kind}"
+    ) as caught:
+        load_site(path)
+
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
