@@ -17,6 +17,8 @@ FOLDER = "smoke"
 STORE_SCHEMA = "opsctl.smoke-run/1"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 
+LEVEL_KEYS = {"concurrency", "outcome"}  # without them a level says nothing
+
 
 def new_run_id(now_s: float | None = None) -> str:
     """Return an id that sorts by time and is unique."""
@@ -54,8 +56,11 @@ def load_result(state: Path, name: str) -> dict[str, Any]:
     if str(body.get("schema", "")).startswith("opsctl.smoke/"):  # what --json printed
         data = body.get("data") or {}
         body = {**data, "run": body.get("run") or path.stem, "outcome": body.get("outcome")}
-    if not isinstance(body.get("levels"), list):
+    levels = body.get("levels")
+    if not isinstance(levels, list):
         raise UsageError(f"{path} is no smoke result: it has no levels")
+    if not all(isinstance(level, dict) and level.keys() >= LEVEL_KEYS for level in levels):
+        raise UsageError(f"{path} is damaged: a level lacks {' or '.join(sorted(LEVEL_KEYS))}")
     return body
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -456,6 +457,114 @@ def test_locate_names_the_package_that_the_interpreter_imports(tmp_path: Path) -
     assert (found["root"], found["version"]) == (str(first), "1.0")
     assert found["others"] == [str(second)]
     assert (from_folder["root"], from_folder["version"]) == (str(second), "2.0")
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", "null", "{}", '{"tx": 1, "outcome": "done"}', "[" * 90_000]
+)
+def test_a_line_that_is_no_record_harms_nothing(root: Path, state: Path, line: str) -> None:
+    """A disk that was mended, a hand that edited: what is no record is none, and all others count."""
+    patch.apply(request(root, state, patch_site.two_changes()), Context())
+    with open(state / "log.jsonl", "a") as file:
+        file.write(line + "\n")
+
+    seen = patch.look({"root": str(root), "state_dir": str(state), "files": {}}, Context())
+    patch.apply(request(root, state, patch_site.back(), action="revert"), Context())
+
+    assert seen["records"]["one"]["action"] == "apply"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b"\xff", b'{"files": 3}'])
+def test_a_damaged_journal_is_a_named_failure(root: Path, state: Path, content: bytes) -> None:
+    """What a change that was cut had done is in it alone: nobody guesses, and nothing is written."""
+    (root / patch_record.JOURNAL).write_bytes(content)
+    before = snapshot(root)
+
+    for act in (
+        lambda: patch.look({"root": str(root), "state_dir": str(state), "files": {}}, Context()),
+        lambda: patch.apply(request(root, state, patch_site.two_changes()), Context()),
+    ):
+        with pytest.raises(Refused, match="move it away") as refused:
+            act()
+        assert refused.value.kind == "journal-damaged"
+    assert snapshot(root) == before
+
+
+def test_a_full_disk_cuts_no_other_package_s_line(
+    root: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two packages share one record: what is taken back of a line that did not fit is that line alone."""
+    state.mkdir()
+    log = state / "log.jsonl"
+    log.touch()
+    script = (
+        "import fcntl, os, sys; fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND); "
+        "print('on', flush=True); fcntl.flock(fd, fcntl.LOCK_EX); os.write(fd, b'{}\\n')"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE)
+    write = os.write
+
+    def short(fd: int, data: bytes) -> int:
+        assert other.stdout is not None
+        other.stdout.readline()  # the other one wants to write now
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            other.wait(timeout=0.3)
+        return write(fd, data[:5])
+
+    monkeypatch.setattr(patch_record.os, "write", short)
+    with pytest.raises(OSError, match="no space left"):
+        patch_record.append_record(str(state), {"tx": "ours"})
+    monkeypatch.undo()
+    other.communicate(timeout=10)
+
+    assert log.read_bytes() == b"{}\n"
+
+
+def test_a_package_behind_a_symbolic_link_is_found(tmp_path: Path) -> None:
+    """site-packages/demo -> a checkout: the distribution stands beside the link, the files behind it."""
+    root = install(tmp_path / "site")
+    behind = tmp_path / "checkout"
+    root.rename(behind)
+    root.symlink_to(behind)
+    env = {"PYTHONPATH": str(root.parent)}
+    asked = {"interpreter": sys.executable, "distribution": "demo", "module": "demo", "env": env}
+
+    found = patch.locate(asked, Context())
+
+    assert (found["root"], found["version"]) == (str(behind), "1.0")
+
+
+def test_a_package_in_an_archive_is_a_named_failure(tmp_path: Path) -> None:
+    """A zipped egg on the path: nothing in it can be replaced file by file."""
+    egg = tmp_path / "demo.egg"
+    with zipfile.ZipFile(egg, "w") as archive:
+        for name, content in FILES.items():
+            archive.writestr(f"demo/{name}", content)
+    env = {"PYTHONPATH": str(egg)}
+
+    with pytest.raises(Refused, match="in an archive") as refused:
+        patch.locate(
+            {"interpreter": sys.executable, "distribution": "demo", "module": "demo", "env": env},
+            Context(),
+        )
+
+    assert refused.value.kind == "package-zipped"
+
+
+def test_damaged_metadata_hides_no_package(root: Path, state: Path) -> None:
+    """A RECORD in another encoding, a direct_url.json that was cut: less is known, and that is all."""
+    (info,) = root.parent.glob("*.dist-info")
+    (info / "RECORD").write_bytes(b'\xff\xfe,,,\n"\n\0')
+    (info / "direct_url.json").write_text("[1")
+    asked = {"interpreter": sys.executable, "distribution": "demo", "module": "demo"}
+
+    found = patch.locate({**asked, "env": {"PYTHONPATH": str(root.parent)}}, Context())
+    look = {"root": str(root), "info": str(info), "state_dir": str(state), "files": {"core.py": []}}
+    (seen,) = patch.look(look, Context())["files"]
+
+    assert (found["version"], found["editable"]) == ("1.0", False)
+    assert seen["shipped"] is None
+    assert seen["sha256"] == patch_site.sha(FILES["core.py"])
 
 
 def test_locate_without_an_interpreter_is_a_named_failure() -> None:

@@ -33,7 +33,8 @@ spec = importlib.util.find_spec(module)
 places = list(spec.submodule_search_locations or []) if spec else []
 found = []
 for one in metadata.Distribution.discover(name=name):
-    direct = json.loads(one.read_text("direct_url.json") or "{}")
+    try: direct = json.loads(one.read_text("direct_url.json") or "{}")
+    except ValueError: direct = {}
     found.append({"info": os.path.abspath(str(getattr(one, "_path", ""))), "version": one.version,
                   "editable": bool(direct.get("dir_info", {}).get("editable"))})
 print("opsctl:" + json.dumps({"places": places, "origin": spec.origin if spec else None, "found": found,
@@ -58,7 +59,12 @@ def locate(request: Data, context: Any) -> Data:
     reply = proof.ask(request, FIND, [request["distribution"], request["module"]], 20.0)
     roots = [os.path.realpath(place) for place in reply["places"]]
     root = roots[0] if roots else None
-    info = _info_of(root, reply["found"])
+    if root is not None and not os.path.isdir(root):
+        raise patch_record.Failure(
+            "package-zipped", f"{root} is in an archive: nothing in it is patched"
+        )
+    places = {os.path.dirname(os.path.abspath(place)) for place in reply["places"]}
+    info = _info_of(root, places, reply["found"])
     return {
         "root": root,
         "version": info["version"] if info else None,
@@ -107,10 +113,15 @@ def look(request: Data, context: Any) -> Data:
     }
 
 
-def _info_of(root: str | None, found: list[Data]) -> Data | None:
-    """Return the distribution that is imported: the one beside the files, else an editable one."""
+def _info_of(root: str | None, places: set[str], found: list[Data]) -> Data | None:
+    """Return the distribution that is imported: the one beside the files, else an editable one.
+
+    The package's folder may be a symbolic link; then it is the one beside the link.
+    """
+    beside = {os.path.realpath(place) for place in places} if root else set()
+    beside |= {os.path.dirname(root)} if root else set()
     for one in found:
-        if root and os.path.realpath(os.path.dirname(one["info"])) == os.path.dirname(root):
+        if os.path.realpath(os.path.dirname(one["info"])) in beside:
             return one
     return next((one for one in found if one["editable"]), None)
 
@@ -169,7 +180,9 @@ def _read_record(root: str, info: str | None) -> dict[str, str]:
     base = os.path.realpath(os.path.dirname(info))
     prefix = os.path.basename(root) + "/" if base == os.path.dirname(root) else None
     try:
-        with open(os.path.join(info, "RECORD"), newline="") as file:
+        with open(
+            os.path.join(info, "RECORD"), newline="", encoding="utf-8", errors="replace"
+        ) as file:
             for row in csv.reader(file):
                 if (
                     len(row) < 2
@@ -180,7 +193,7 @@ def _read_record(root: str, info: str | None) -> dict[str, str]:
                 inside = prefix is not None and row[0].startswith(prefix)
                 path = row[0][len(prefix or "") :] if inside else _beside(root, base, row[0])
                 shipped[path] = base64.urlsafe_b64decode(row[1][7:] + "==").hex()
-    except OSError:
+    except (OSError, ValueError, csv.Error):  # gone or damaged: what was shipped is not known
         return {}
     return shipped
 

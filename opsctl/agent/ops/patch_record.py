@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import fcntl
 import functools
 import getpass
 import hashlib
@@ -19,6 +20,7 @@ from typing import Any, Callable, Dict
 Data = Dict[str, Any]  # what JSON carries; `dict[...]` at run time is Python 3.9
 Operation = Callable[[Data, Any], Data]
 JOURNAL = ".opsctl-patch.json"
+RECORD_KEYS = {"tx", "root", "outcome", "patches", "files"}
 KINDS = {
     errno.ENOSPC: "no-space",
     errno.EDQUOT: "no-space",
@@ -81,10 +83,20 @@ def read_journal(root: str) -> Data | None:
     """Return the journal of a transaction that runs or was cut, None when there is none."""
     try:
         with open(os.path.join(root, JOURNAL)) as file:
-            journal: Data = json.load(file)
-            return journal
+            journal = json.load(file)
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError):
+        journal = None
+    if not isinstance(journal, dict) or not isinstance(journal.get("files"), list):
+        path = os.path.join(root, JOURNAL)
+        text = (
+            "%s is damaged, so what a change that was cut had done is not known: move it away, and "
+            % path
+        )
+        text += "`opsctl patch status` tells by the files' content"
+        raise Failure("journal-damaged", text)
+    return journal
 
 
 def has_torn_journal(root: str) -> bool:
@@ -123,8 +135,11 @@ def append_record(state: str, record: Data) -> None:
     path = os.path.join(state, "log.jsonl")
     line = json.dumps(record, sort_keys=True).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    size = os.fstat(fd).st_size
     try:
+        fcntl.flock(
+            fd, fcntl.LOCK_EX
+        )  # another package's line must not be what a full disk cuts off
+        size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line  # the line before was cut by a kill
         if os.write(fd, line) != len(line):
@@ -145,8 +160,10 @@ def read_records(state: str) -> list[Data]:
         return []
     records = []
     for line in lines:
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.keys() >= RECORD_KEYS:
+                records.append(record)
     return records
 
 
