@@ -174,6 +174,19 @@ class Server(Strict):
             raise ValueError("command stands alone: without model and args")
         return self
 
+    @field_validator("command")
+    @classmethod
+    def _command(cls, command: list[str] | None) -> list[str] | None:
+        from opsctl.domain.process import secret_words
+
+        for flag, value in secret_words(command or ()):
+            if not value.startswith(("/", "./")):  # the name of a file tells nothing
+                raise ValueError(
+                    f"'{flag}' would show the secret to every user in ps, and in every record of a launch; "
+                    "let the program read it from a file or from its environment (env)"
+                )
+        return command
+
     @field_validator("args")
     @classmethod
     def _flags(cls, args: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl.domain.launch import tensor_parallel, value_of
+from opsctl.domain.process import shorten
 from opsctl.facts import Gpu, GpuRead, GpuReport
 from opsctl.output import Finding
 
@@ -138,7 +139,7 @@ def _port(wanted: Wanted, found: Mapping[str, Any]) -> list[Finding]:
         Finding(
             "port-in-use",
             subject,
-            f"it is held by pid {item['pid']} ({' '.join(item['argv'])[:120]}), which is not this server",
+            f"it is held by pid {item['pid']} ({shorten(item['argv'], 120)}), which is not this server",
             "stop that process, or give the server another port",
         )
         for item in strangers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,22 +123,31 @@ def candidates(
 
 def masked(argv: Sequence[str]) -> list[str]:
     """Return argv with the values of keys, tokens and passwords replaced by ``***``."""
-    shown: list[str] = []
-    hides_next = False
-    for element in argv:
-        name, equals, _ = element.partition("=")
+    shown = list(argv)
+    for index, name, equals, _ in _secrets(argv):
+        shown[index] = f"{name}=***" if equals else "***"
+    return shown
+
+
+def secret_words(argv: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the flags and variables of argv whose value is a secret, each with that value."""
+    return [(name, value) for _, name, _, value in _secrets(argv)]
+
+
+def _secrets(argv: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Give for each secret: which element holds it, its flag, "=" where both are one, the value."""
+    waiting: str | None = None
+    for index, element in enumerate(argv):
+        name, equals, value = element.partition("=")
         word = name.removeprefix("--")
-        is_secret = name.startswith("-") and (
+        is_secret = (name.startswith("-") or bool(equals)) and (
             bool(_SECRET_FLAG.search(name)) or (word != name and abbreviates_secret(word))
         )
-        if hides_next:
-            shown.append("***")
+        if waiting is not None:
+            yield index, waiting, "", element
         elif is_secret and equals:
-            shown.append(f"{name}=***")
-        else:
-            shown.append(element)
-        hides_next = is_secret and not equals and not hides_next
-    return shown
+            yield index, name, equals, value
+        waiting = name if is_secret and not equals and waiting is None else None
 
 
 def legible(text: str) -> str:

@@ -15,6 +15,7 @@ from opsctl.domain.gpu_health import judge_health
 from opsctl.domain.launch import LaunchPlan, value_of
 from opsctl.domain.launch_line import matches_command, read_launch_line
 from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
+from opsctl.domain.process import masked
 from opsctl.domain.speculation import (
     OLD_WORKER_PATCHES,
     Means,
@@ -253,6 +254,15 @@ def is_own_line(server: Any, argv: list[str]) -> bool:
     return line is not None and line.port in (None, server.port)
 
 
+def shown(surveyed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the survey as it is kept and printed: no secret of a command line on the port."""
+    port = surveyed.get("port")
+    if not port:
+        return dict(surveyed)
+    holders = [{**one, "argv": masked(one["argv"])} for one in port.get("holders") or ()]
+    return {**surveyed, "port": {**port, "holders": holders}}
+
+
 def result_of(
     verdict: Verdict,
     plan: LaunchPlan,
@@ -263,7 +273,7 @@ def result_of(
     """Say what stands in the way, or that nothing does; and whether the parser's answer is an earlier one."""
     data: dict[str, Any] = {
         "launch": plan.to_json(),
-        "survey": dict(surveyed),
+        "survey": shown(surveyed),
         "speculation": {"means": wish.means.value, "reason": wish.reason} if wish else None,
         "speculation_patches": list(wish.patches) if wish else [],
     }

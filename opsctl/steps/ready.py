@@ -9,6 +9,7 @@ from typing import Any
 
 from opsctl.agent.read import read_processes
 from opsctl.domain.launch import LaunchPlan
+from opsctl.domain.process import shorten
 from opsctl.domain.ready import (
     Answer,
     Limits,
@@ -148,7 +149,7 @@ class _Wait:
         holders = port["holders"]
         if not holders or any(one["pid"] in pids for one in holders):
             return None
-        argv = " ".join(holders[0]["argv"])[:120]
+        argv = shorten(holders[0]["argv"], 120)
         return f"port {self.plan.port} is answered by pid {holders[0]['pid']} ({argv}), not by this server"
 
     def is_time(self, now: float) -> bool:

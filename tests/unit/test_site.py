@@ -157,6 +157,27 @@ def test_a_file_that_would_take_all_memory_is_refused(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
+    "words", [["--api-key", "sk-1"], ["--hf-token=sk-1"], ["HF_TOKEN=sk-1"], ["--api-k", "sk-1"]]
+)
+def test_a_secret_in_a_command_is_refused(tmp_path: Path, words: list[str]) -> None:
+    """It would stand in ps, in the launch record, the ledger and the host's line of the attempt."""
+    path = tmp_path / "opsctl.yaml"
+    path.write_text(
+        "hosts: {h: {local: true}}\n"
+        f"servers: {{one: {{host: h, port: 8000, command: [/bin/x, {', '.join(words)}]}}}}\n"
+    )
+    with pytest.raises(ConfigError, match="would show the secret") as caught:
+        load_site(path)
+    assert "sk-1" not in str(caught.value)
+
+    path.write_text(path.read_text().replace("sk-1", "/etc/key.pem"))
+    assert load_site(path).servers["one"].command == [
+        "/bin/x",
+        *(word.replace("sk-1", "/etc/key.pem") for word in words),
+    ]
+
+
+@pytest.mark.parametrize(
     ("value", "kind"),
     [
         ("2001-99-99", "timestamp"),

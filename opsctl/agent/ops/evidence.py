@@ -67,7 +67,7 @@ def one(pid: int, spy: str | None, end: float) -> dict[str, Any]:
     stat = procfs.parse_stat(procfs.read(base + "stat") or b"")
     return {
         "pid": pid,
-        "title": " ".join(procfs.parse_argv(procfs.read(base + "cmdline") or b""))[:200],
+        "title": procfs.command_line(procfs.parse_argv(procfs.read(base + "cmdline") or b""), 200),
         "state": stat.state if stat else None,
         "wchan": text(base + "wchan"),
         "kernel_stack": text(base + "stack"),

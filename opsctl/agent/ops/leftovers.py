@@ -136,7 +136,7 @@ def bound_port(port: int) -> list[dict[str, Any]]:
         links = details.descriptors("/proc/%d/" % pid) or []
         if inodes.intersection(links):
             argv = procfs.parse_argv(procfs.read("/proc/%d/cmdline" % pid) or b"")
-            text = " ".join(argv)[:120]
+            text = procfs.command_line(argv, 120)
             return [leftover("port", "tcp:%d" % port, None, pid, True, text)]
     return [
         leftover("port", "tcp:%d" % port, None, None, None, "by a process that is not readable")

@@ -91,10 +91,10 @@ def read_journal(root: str) -> Data | None:
     if not isinstance(journal, dict) or not isinstance(journal.get("files"), list):
         path = os.path.join(root, JOURNAL)
         text = (
-            "%s is damaged, so what a change that was cut had done is not known: move it away, and "
+            "%s is damaged, so what a change that was cut had done is not known: move it away, and"
             % path
         )
-        text += "`opsctl patch status` tells by the files' content"
+        text += " look at the patches' state, which is told by the files' content"
         raise Failure("journal-damaged", text)
     return journal
 

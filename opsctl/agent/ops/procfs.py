@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re  # json has it already
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PF_KTHREAD = 0x00200000
 READ_BYTES = 1 << 16
+# names of flags and variables whose value is a secret; of SGLang's also what argparse takes as short for them
+SECRET = re.compile(
+    r"(?i)(?:^|[-_])(?:token|secret|password|passwd|api[-_]?key|key)$|^--(?:admin-)?api|^--ssl-keyfile-p"
+)
 
 
 class Stat:
@@ -129,6 +134,18 @@ def parse_argv(data: bytes) -> list[str]:
     """Return argv; a title written over it (setproctitle) is one element."""
     words = text(data.rstrip(b"\0")).split("\0")
     return [] if words == [""] else words
+
+
+def command_line(argv: list[str], width: int) -> str:
+    """Return argv as text that may be kept and shown: values of keys, tokens and passwords are hidden."""
+    words: list[str] = []
+    hides_next = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        secret = bool(SECRET.search(name)) and (name.startswith("-") or bool(equals))
+        words.append("***" if hides_next else name + "=***" if secret and equals else word)
+        hides_next = secret and not equals and not hides_next
+    return " ".join(words)[:width]
 
 
 def unit_of(cgroup: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent.ops import procfs
+from opsctl.agent.ops import log_read, procfs
 from opsctl.agent.read import processes_of
 
 STAT = b"22015 (a b) c) R 21775 22015 22015 0 -1 4194304 300 0 0 0 1 0 0 0 20 0 1 0 990001 10000000 2000"
@@ -87,3 +87,36 @@ def test_rows_become_processes() -> None:
 
     assert (process.pid, process.ns_pids, process.cgroup) == (377, (377, 9), "/lxc/129/ns")
     assert (process.exe, process.user, process.age_s) == ("/usr/bin/python3", "root", 10.0)
+
+
+def test_a_command_line_that_is_kept_hides_its_secrets() -> None:
+    """Evidence, leftovers: what the host sends of a stranger's command line goes into ledgers."""
+    argv = [
+        "python3",
+        "--api-key",
+        "sk-1",
+        "HF_TOKEN=hf-2",
+        "--api=sk-3",
+        "--port",
+        "8000",
+        "--hf-token",
+    ]
+
+    shown = procfs.command_line(argv, 400)
+
+    assert shown == "python3 --api-key *** HF_TOKEN=*** --api=*** --port 8000 --hf-token"
+
+
+@given(
+    st.sampled_from(["api_key", "admin_api_key", "ssl_keyfile_password"]),
+    st.text(max_size=20).filter(lambda text: "\n" not in text),
+)
+def test_a_key_that_sglang_prints_is_hidden_whatever_it_is(name: str, key: str) -> None:
+    """`server_args=ServerArgs(..., api_key='sk-1', ...)` is a dataclass's repr: quotes may be escaped."""
+    line = f"[TIME] server_args=ServerArgs(port=30000, {name}={key!r}, tp_size=8, host=None)"
+
+    shown = log_read.without_secrets(line)
+
+    hidden = f"{name}='***'"
+    assert shown == f"[TIME] server_args=ServerArgs(port=30000, {hidden}, tp_size=8, host=None)"
+    assert log_read.without_secrets("api_key=None, x=1") == "api_key=None, x=1"

@@ -62,6 +62,26 @@ def test_secrets_of_a_command_line_are_never_shown() -> None:
     assert "sk-1" not in shorten(argv, 400)
 
 
+def test_a_secret_in_a_variable_of_a_command_line_is_hidden() -> None:
+    """`env HF_TOKEN=... python`, `docker run -e API_KEY=...`; a path or a number beside it stays readable."""
+    argv = (
+        "env",
+        "HF_TOKEN=abc",
+        "MY_API_KEY=def",
+        "CUDA_VISIBLE_DEVICES=0",
+        "KEYBOARD=de",
+        "tokens=9",
+    )
+
+    assert masked(argv)[1:] == [
+        "HF_TOKEN=***",
+        "MY_API_KEY=***",
+        "CUDA_VISIBLE_DEVICES=0",
+        "KEYBOARD=de",
+        "tokens=9",
+    ]
+
+
 def test_an_abbreviated_flag_hides_its_secret_too() -> None:
     """argparse takes --api-k; a file's name beside it stays readable."""
     argv = ("python3", "--api-k", "sk-1", "--ssl-keyfile", "/k.pem", "--ssl-keyfile-p=abc")

@@ -514,6 +514,17 @@ def test_a_system_that_stays_up_is_let_pass() -> None:
     refuse_going_down(context(ended("running")))
 
 
+def test_a_survey_is_kept_without_the_secrets_of_a_command_line() -> None:
+    """A server that was started by hand with its key stands on the port: the ledger gets its line masked."""
+    argv = ["python3", "-m", "sglang.launch_server", "--api-key", "sk-1"]
+    surveyed = {"port": {"holders": [{"pid": 7, "start_ticks": 1, "argv": argv}]}, "uid": 0}
+
+    kept = result_of(Verdict((), (), ()), PLAN, surveyed).data["survey"]
+
+    assert kept["port"]["holders"] == [{"pid": 7, "start_ticks": 1, "argv": [*argv[:4], "***"]}]
+    assert surveyed["port"]["holders"][0]["argv"] == argv
+
+
 def test_a_preflight_says_when_the_parser_was_asked() -> None:
     """Its answer may be of an earlier run; then nothing that it reads has changed."""
     asked = [
