@@ -11,7 +11,7 @@ from opsctl.agent.read import read_details, read_gpus, read_host, read_leftovers
 from opsctl.domain.gpu import MemoryVerdict
 from opsctl.domain.gpu_memory import judge_memory
 from opsctl.domain.machine import Machine
-from opsctl.domain.overview import Judgement, ServerState, judge_state
+from opsctl.domain.overview import Judgement, ServerState, judge_state, with_ending
 from opsctl.errors import OpsctlError, TransportError
 from opsctl.facts import GpuReport, Host, Leftover, Package
 from opsctl.output import Finding
@@ -204,9 +204,10 @@ def _is_left_over(item: Leftover, judgement: Judgement) -> bool:
 def _judge(session: ServerSession, picture: Picture) -> Judgement:
     pids = [m.pid for m in picture.selection.members]
     details = {d.pid: d for d in read_details(session.owner_agent, pids)} if pids else {}
-    return judge_state(
+    judged = judge_state(
         picture.selection, details, session.server.port, sglang=session.server.python is not None
     )
+    return with_ending(judged, picture.place.launches, session.name)
 
 
 def _unreachable(

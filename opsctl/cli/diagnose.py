@@ -162,6 +162,9 @@ def _log_of_run(app: App, run: str) -> Path | None:
     if kept is not None:
         return kept
     step = f"see what it recorded: `opsctl show {name}`"
+    server = next((row.server for row in rows if row.id == name and ":" not in row.server), None)
+    if server is not None:
+        step += f"; the server's log of now: `opsctl logs {server}`"
     other = _newest_with_log(app, rows, name)
     if other is not None:
         step = f"the newest run of its server that kept one: `opsctl diagnose {other}`; or {step}"

@@ -5,6 +5,7 @@ What is judged elsewhere (preflight, health, passthrough, memory, patches) is on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +20,7 @@ SKEW_WARN_S = (
     2.0  # run times, log lines and certificates of two machines are compared by their clocks
 )
 SHM_LEAST_BYTES = 512 << 20
+_UNIT = re.compile(r"opsctl-(.+)-\d{8}-\d{6}-[0-9a-f]{4}\.service$")
 ROOT_FREE_BYTES = 2 << 30
 PREFLIGHT_GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("port", ("port-in-use",), "the port is free, or this server's own"),
@@ -184,8 +186,11 @@ def _units(units: Sequence[Mapping[str, str]] | None) -> Check:
         return Check("units", State.OK, text)
     failed = [one["unit"] for one in units if one["active"] == "failed"]
     if failed:
-        text = f"{len(failed)} launches that are over stay with systemd as failed: {', '.join(failed[:3])}"
-        step = "`opsctl logs SERVER` tells why; the next launch or stop clears it, and so does"
+        count = "a launch" if len(failed) == 1 else f"{len(failed)} launches"
+        text = f"{count} ended by no stop of opsctl: {', '.join(failed[:3])}"
+        server = _UNIT.match(failed[0])
+        logs = f"`opsctl logs {server[1]}` tells why; " if server else ""
+        step = f"{logs}the next launch or stop of the server clears it, and so does"
         command = f"systemctl reset-failed {' '.join(failed)}"
         return Check("units", State.WARN, text, step, command=command)
     return Check("units", State.OK, f"{len(units)} units of opsctl, none failed")

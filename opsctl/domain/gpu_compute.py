@@ -117,16 +117,22 @@ def compute_findings(
 ) -> list[Finding]:
     """Return a finding for each GPU and each copy that is not good."""
     found = []
+    unmeasured: dict[str, list[str]] = {}  # what was the reason -> of which cards
     for card in cards:
         if card.state is Compute.NOT_MEASURED:
-            step = "see the reason above, then probe again"
-            if card.detail.startswith(FULL):
-                step = "stop what holds its memory, then probe again"
-            found.append(Finding("not-measured", card.uuid, card.detail, step))
+            unmeasured.setdefault(card.detail, []).append(card.uuid)
         elif card.state is not Compute.OK:
             text = f"answers NVML and does not compute ({card.state.value}): {card.detail}"
             step = "leave it out (gpus.select), look for its Xid in the kernel log, plan a reboot"
             found.append(Finding("does-not-compute", card.uuid, text, step))
+    for reason, uuids in unmeasured.items():
+        step = "mend what it says, then probe again"
+        if reason.startswith(FULL):
+            step = "stop what holds its memory, then probe again"
+        elif "torch" in reason:
+            step = "install torch for the server's `python`, or name the right one in the site file"
+        subject = uuids[0] if len(uuids) == 1 else f"{len(uuids)} GPUs"
+        found.append(Finding("not-measured", subject, reason, step))
     for one, other, error in copies:
         if error:
             text = f"a copy from GPU {one} to GPU {other} of the set is not good: {error}"

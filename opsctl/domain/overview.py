@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from opsctl.domain.launch_line import read_title
 from opsctl.domain.process import Judged, Selection, launch_line_of
+from opsctl.domain.ready import describe_exit
 from opsctl.facts import Process, ProcessDetail
 
 
@@ -74,6 +76,25 @@ def judge_state(
     if sglang and not workers:
         return Judgement(ServerState.BROKEN, f"port {port} is open, but no scheduler lives")
     return Judgement(ServerState.LISTENING, f"port {port} is open; {_to_prove(selection)}")
+
+
+def with_ending(judged: Judgement, launches: Sequence[Mapping[str, Any]], name: str) -> Judgement:
+    """Say of a stopped server how its last launch ended, where that was no stop of opsctl's.
+
+    A stop lets systemd forget the unit; one that is still there as failed ended in another way.
+
+    Args:
+        judged: the state by the processes.
+        launches: what the host remembers of launches on the server's port, newest first.
+        name: the server's.
+    """
+    newest = next(iter(launches), None)
+    failed = newest is not None and str(newest.get("unit_state") or "").startswith("failed")
+    if judged.state is not ServerState.STOPPED or newest is None or not failed:
+        return judged
+    how = describe_exit(newest.get("exit"))
+    why = f"{judged.why}; launch {newest.get('run')}: {how}, by no stop of opsctl; why: opsctl logs {name}"
+    return Judgement(judged.state, why)
 
 
 def _to_prove(selection: Selection) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opsctl.domain.overview import ServerState, judge_state, role_of
+from opsctl.domain.overview import Judgement, ServerState, judge_state, role_of, with_ending
 from opsctl.domain.process import Ambiguity, Judged, ProcessClass, Selection
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process, ProcessDetail, ProcessId
@@ -93,6 +93,39 @@ def test_doubt_wins_over_everything() -> None:
     selection = Selection(SERVER, members(ROOT), ambiguous=(doubt,))
 
     assert judge_state(selection, {}, 30000, sglang=True).state is ServerState.AMBIGUOUS
+
+
+def test_an_open_port_says_how_to_see_that_it_answers() -> None:
+    """Listening is no answer: the command that proves one stands beside it."""
+    selection = Selection(SERVER, members(ROOT, SCHEDULER, DETOKENIZER))
+
+    judged = judge_state(selection, {10: detail(10, 30000)}, 30000, sglang=True)
+
+    assert judged.why.endswith("to see that it answers: opsctl smoke glm5 --levels 1")
+
+
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [
+        ([], None),
+        ([{"run": "r1", "unit_state": None, "exit": {"signal": 9}}], None),
+        ([{"run": "r1", "unit_state": "active/running"}], None),
+        (
+            [{"run": "r1", "unit_state": "failed/failed", "exit": {"signal": 9}}],
+            "launch r1: it was ended by signal 9, by no stop of opsctl; why: opsctl logs glm5",
+        ),
+    ],
+)
+def test_a_server_that_ended_by_itself_is_not_told_as_a_stopped_one(
+    launches: list[dict[str, object]], words: str | None
+) -> None:
+    """A unit that systemd still knows as failed was not ended by a stop, which lets it be forgotten."""
+    stopped = Judgement(ServerState.STOPPED, "no process of it")
+
+    judged = with_ending(stopped, launches, "glm5")
+
+    assert judged.state is ServerState.STOPPED
+    assert judged.why == "; ".join(part for part in ("no process of it", words) if part)
 
 
 def test_a_foreign_listener_is_named() -> None:
