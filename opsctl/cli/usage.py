@@ -8,6 +8,13 @@ import click
 
 from opsctl.errors import UsageError
 
+# What other load tools call it, and what it is here: the nearest letters would mislead.
+_ELSEWHERE = {
+    "--rate --request-rate --qps": "the load is a closed loop: --levels says how many requests run at once",
+    "--concurrency --max-concurrency --parallel": "--levels says how many requests run at once",
+    "--num-prompts --num-requests": "--requests N is how many requests a level has",
+}  # of opsctl smoke
+_OPTION = re.compile(r"no such option:? '?(--[\w-]+)", re.IGNORECASE)
 _NEAR = re.compile(r"\.? \(?[Dd]id you mean (?:one of: )?(.+?)\?\)?$")
 
 
@@ -23,7 +30,11 @@ def in_our_words(error: click.ClickException) -> UsageError:
         return UsageError(text, next_step="opsctl --help")
     path, is_group = ctx.command_path, isinstance(ctx.command, click.Group)
     help_page = f"{path} --help"
-    if near:
+    option = _OPTION.search(text)
+    known = _of_elsewhere(path, option[1]) if option else None
+    if known:
+        step = f"{known} (all of them: {help_page})"
+    elif near:
         step = f"did you mean {near[1].replace(', ', ' or ')}? (all of them: {help_page})"
     elif is_group:
         step = f"all of them: {help_page}"
@@ -32,6 +43,12 @@ def in_our_words(error: click.ClickException) -> UsageError:
         step = f"for example: {example} (more: {help_page})" if example else help_page
     usage = "" if is_group else f" ({' '.join([path, *ctx.command.collect_usage_pieces(ctx)])})"
     return UsageError(f"{text}{usage}", next_step=step)
+
+
+def _of_elsewhere(path: str, option: str) -> str | None:
+    if path != "opsctl smoke":
+        return None
+    return next((words for names, words in _ELSEWHERE.items() if option in names.split()), None)
 
 
 def first_example(command: click.Command) -> str | None:

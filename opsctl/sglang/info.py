@@ -218,10 +218,15 @@ def unreachable(endpoint: Endpoint, failed: ConnectFailed) -> OpsctlError:
 
 def wrong_key(endpoint: Endpoint, status: int) -> UsageError:
     """Return the error for a key that is missing or wrong."""
-    what = "refuses the API key" if endpoint.api_key else "wants an API key"
+    what, step = "wants an API key", "put the key into a file and give --api-key-file FILE"
+    if endpoint.api_key:
+        what, step = (
+            "refuses the API key",
+            "compare it with the --api-key that the server was started with",
+        )
     return UsageError(
         f"{endpoint.url} {what} (HTTP {status})",
-        next_step="put the key into a file and give --api-key-file FILE",
+        next_step=step,
         code="api-key",
         subject=endpoint.url,
     )

@@ -114,9 +114,7 @@ def _level_finding(level: LevelReport) -> Finding:
         Outcome.FAILED: "",
         Outcome.NOT_MEASURED: "nothing is claimed about the server; remove the limit and run again",
     }
-    return Finding(
-        f"level-{level.outcome.value}",
-        f"level {level.concurrency}",
-        level.reason,
-        steps.get(level.outcome, ""),
-    )
+    step = steps.get(level.outcome, "")
+    if level.reason == "interrupted":
+        step = "nothing is claimed about this level: it was cut short"
+    return Finding(f"level-{level.outcome.value}", f"level {level.concurrency}", level.reason, step)

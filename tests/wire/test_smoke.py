@@ -205,12 +205,18 @@ def test_missing_or_wrong_key_is_one_clear_sentence(
     """401 names the key, and how to give it; the right one passes."""
     url = serve(key="secret")
     (tmp_path / "key").write_text("secret\n")
+    (tmp_path / "other").write_text("another\n")
 
     missing, document = smoke(url, "--levels", "1")
     given, _ = smoke(url, "--levels", "1", "--api-key-file", str(tmp_path / "key"))
 
-    assert missing == 2
+    wrong, refusal = smoke(url, "--levels", "1", "--api-key-file", str(tmp_path / "other"))
+
+    assert missing == wrong == 2
     assert "wants an API key" in document["findings"][0]["text"]
+    assert "--api-key-file" in document["findings"][0]["next"]
+    assert "refuses the API key" in refusal["findings"][0]["text"]
+    assert "another" not in json.dumps(refusal)
     assert given == 0
 
 

@@ -83,6 +83,7 @@ def test_ctrl_c_reports_what_was_measured_so_far(serve: Serve, tmp_path: Path) -
     assert document["data"]["levels"][-1]["outcome"] == "not-measured"
     assert document["data"]["levels"][-1]["cancelled"] == 0
     assert document["data"]["bracket"] is None
+    assert "cut short" in document["findings"][-1]["next"]
 
 
 def test_client_that_stood_still_does_not_accuse_the_server(serve: Serve, tmp_path: Path) -> None:

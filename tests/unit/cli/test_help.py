@@ -81,6 +81,8 @@ def test_a_wrong_option_is_answered_with_what_can_be_typed(
         ("gpu verfy", "no such command 'verfy'", "did you mean 'verify'?"),
         ("ct statsu", "no such command 'statsu'", "did you mean 'start' or 'status'?"),
         ("status --jsn", "no such option '--jsn'", "did you mean '--json'?"),
+        ("smoke s --rate 0", "no such option '--rate'", "the load is a closed loop: --levels"),
+        ("smoke s --num-prompts 9", "no such option '--num-prompts'", "--requests N is how many"),
         ("nosuch", "no such command 'nosuch'", "all of them: opsctl --help"),
         ("stop a b", "got unexpected extra argument (b)", "for example: opsctl stop glm5"),
     ],
