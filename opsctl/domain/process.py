@@ -165,15 +165,20 @@ def shorten(argv: Sequence[str], width: int = 60) -> str:
 
 
 def launch_line_of(process: Process) -> LaunchLine | None:
+    """Return what an SGLang server's command line says (see ``launch_line``)."""
+    return launch_line(process.argv, process.exe)
+
+
+def launch_line(argv: tuple[str, ...], exe: str | None) -> LaunchLine | None:
     """Return what an SGLang server's command line says, also of one that was started under another name.
 
     ``exec -a NAME python -m ...`` and a login shell's ``-python`` change argv[0] and nothing else; what runs
     is the executable.
     """
-    line = read_launch_line(process.argv)
-    program = (process.exe or "").removesuffix(" (deleted)")
-    if line is None and len(process.argv) > 1 and is_python(program):
-        return read_launch_line((program, *process.argv[1:]))
+    line = read_launch_line(argv)
+    program = (exe or "").removesuffix(" (deleted)")
+    if line is None and len(argv) > 1 and is_python(program):
+        return read_launch_line((program, *argv[1:]))
     return line
 
 

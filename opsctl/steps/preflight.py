@@ -13,9 +13,9 @@ from opsctl.agent.read import read_gpus
 from opsctl.domain.gpu import resolve_gpus
 from opsctl.domain.gpu_health import judge_health
 from opsctl.domain.launch import LaunchPlan, value_of
-from opsctl.domain.launch_line import matches_command, read_launch_line
+from opsctl.domain.launch_line import matches_command
 from opsctl.domain.preflight import Verdict, Wanted, judge_preflight
-from opsctl.domain.process import masked
+from opsctl.domain.process import launch_line, masked
 from opsctl.domain.speculation import (
     OLD_WORKER_PATCHES,
     Means,
@@ -234,23 +234,28 @@ def judge(
 
 
 def own_holders(ctx: StepContext, holders: list[dict[str, Any]]) -> frozenset[int]:
-    """Return the pids on the port that are this server by record or by their command line.
+    """Return the pids on the port that are this server by record, by their command line, or below such a one.
 
     This only keeps the preflight from calling the running server a stranger; the stop proves identity.
     """
     launches = [*ctx.data_of("look").get("running", []), ctx.data_of("look").get("launched") or {}]
     recorded = {(one.get("pid"), one.get("start_ticks")) for one in launches}
-    return frozenset(
+    ours = {one.get("pid") for one in launches if one.get("state") == "running"}
+    ours |= {
         one["pid"]
         for one in holders
-        if (one["pid"], one["start_ticks"]) in recorded or is_own_line(ctx.server, one["argv"])
+        if (one["pid"], one["start_ticks"]) in recorded or is_own_line(ctx.server, one)
+    }
+    return frozenset(
+        one["pid"] for one in holders if one["pid"] in ours or ours & set(one.get("parents") or ())
     )
 
 
-def is_own_line(server: Any, argv: list[str]) -> bool:
+def is_own_line(server: Any, holder: Mapping[str, Any]) -> bool:
+    argv = tuple(holder["argv"])
     if server.command is not None:
-        return matches_command(tuple(argv), tuple(server.command))
-    line = read_launch_line(tuple(argv))
+        return matches_command(argv, tuple(server.command))
+    line = launch_line(argv, holder.get("exe"))
     return line is not None and line.port in (None, server.port)
 
 

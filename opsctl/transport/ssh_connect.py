@@ -145,10 +145,10 @@ def _single(
     if target.known_hosts:
         files = [target.known_hosts]
     files += looked_up.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
-    keys = ssh_files.known_hosts([Path(name).expanduser() for name in files])
-    connection.client._system_host_keys = keys
-    alias = looked_up.get("hostkeyalias")
-    connection.client.set_missing_host_key_policy(RefuseUnknownKey(files[0], alias))
+    known = ssh_files.known_hosts([Path(name).expanduser() for name in files])
+    connection.client._system_host_keys = known.keys
+    policy = RefuseUnknownKey(files[0], looked_up.get("hostkeyalias"), known.revoked)
+    connection.client.set_missing_host_key_policy(policy)
     connection.opsctl_known_hosts = files[0]
     return connection
 
@@ -216,13 +216,24 @@ def describe(connection: fabric.Connection) -> str:
 class RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
     """Refuse a host whose key nobody vouched for, and say how to vouch for it."""
 
-    def __init__(self, known_hosts: str, alias: str | None) -> None:
+    def __init__(
+        self, known_hosts: str, alias: str | None, revoked: frozenset[str] = frozenset()
+    ) -> None:
         self._known_hosts = known_hosts
         self._alias = alias
+        self._revoked = revoked
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
+        if key.get_base64() in self._revoked:
+            raise TransportError(
+                f"the host key of {hostname} was revoked: {key.get_name()} {fingerprint(key)}",
+                next_step="known_hosts says @revoked for it: somebody else may have it; give the host a "
+                "new key",
+                code="host-key-revoked",
+                subject=hostname,
+            )
         name = self._alias or hostname  # ssh_config's HostKeyAlias, which paramiko does not know
         known: Any = client._system_host_keys.lookup(name) if self._alias else None  # type: ignore[attr-defined]
         if known is not None and key.get_name() in known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,17 +59,46 @@ def config(path: str | None) -> fabric.Config:
     return fabric.Config(ssh_config=_once(("config", path, *stamps), read))
 
 
-def known_hosts(files: list[Path]) -> paramiko.HostKeys:
-    """Return the keys of all ``files`` that there are; not to be changed, it is everybody's."""
+@dataclass(frozen=True, slots=True)
+class KnownHosts:
+    """The keys that are vouched for; and those that nobody may use any more, in base64."""
 
-    def read() -> paramiko.HostKeys:
+    keys: paramiko.HostKeys
+    revoked: frozenset[str]
+
+
+def known_hosts(files: list[Path]) -> KnownHosts:
+    """Return the keys of all ``files`` that there are; not to be changed, it is everybody's.
+
+    A key that ``@revoked`` names is known to no host (sshd(8)); the line's host is not looked at: a stolen
+    key is nobody's. Certificates are not understood, so ``@cert-authority`` vouches for nobody.
+    """
+
+    def read() -> KnownHosts:
         keys = paramiko.HostKeys()
+        revoked: set[str] = set()
         for file in files:
-            if file.is_file():
-                keys.load(str(file))
-        return keys
+            lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+            fields = [line.split() for line in lines]
+            revoked.update(one[3] for one in fields if one[:1] == ["@revoked"] and len(one) > 3)
+            plain = [line.strip() for line in lines if not line.lstrip().startswith(("#", "@"))]
+            keys._entries += [entry for line in plain if line and (entry := _entry(line))]  # type: ignore[attr-defined]
+        keys._entries = [  # type: ignore[attr-defined]
+            entry
+            for entry in keys._entries  # type: ignore[attr-defined]
+            if entry.key.get_base64() not in revoked
+        ]
+        return KnownHosts(keys, frozenset(revoked))
 
     return _once(("known", *files, *map(_stamp, files)), read)
+
+
+def _entry(line: str) -> Any:
+    """Return one line as paramiko knows it, None for one that is damaged or of an unknown kind."""
+    try:
+        return paramiko.hostkeys.HostKeyEntry.from_line(line)
+    except (paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, ValueError):
+        return None
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

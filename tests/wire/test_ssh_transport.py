@@ -115,6 +115,40 @@ def test_changed_host_key_is_refused(box: Sshd) -> None:
     assert f"ssh-keygen -R '[127.0.0.1]:{box.port}'" in (error.next_step or "")
 
 
+@pytest.mark.parametrize("order", [("known", "revoked"), ("revoked", "known")])
+def test_a_revoked_host_key_is_refused(box: Sshd, order: tuple[str, str]) -> None:
+    """known_hosts says @revoked for it, and also knows it: OpenSSH refuses that, and so do we."""
+    kind, key = (box.folder / "host_key.pub").read_text().split()[:2]
+    lines = {
+        "known": f"[127.0.0.1]:{box.port} {kind} {key}\n",
+        "revoked": f"@revoked * {kind} {key} stolen in May\n",
+    }
+    box.known_hosts.write_text("".join(lines[one] for one in order))
+
+    error = failure(box.transport())
+
+    assert (error.code, error.exit_code) == ("host-key-revoked", 30)
+    assert "SHA256:" in error.message
+
+
+def test_lines_of_known_hosts_that_say_nothing_to_us_do_no_harm(box: Sshd) -> None:
+    """A certificate authority, a kind of key of tomorrow, a damaged line, a comment: ssh goes on, too."""
+    plain = box.known_hosts.read_text()
+    kind, key = (box.folder / "host_key.pub").read_text().split()[:2]
+    odd = [
+        f"@cert-authority *.example.com {kind} {key} the CA",
+        f"@revoked * {kind} not-base64",
+        "example.com ssh-tomorrow AAAA",
+        "example.com ssh-ed25519 not-base64 x",
+        "example.com",
+        "# a comment",
+        "",
+    ]
+    box.known_hosts.write_text("\n".join([*odd, plain]))
+
+    assert box.transport().run(["true"], timeout_s=10).exit_code == 0
+
+
 def test_a_host_key_alias_is_looked_up_instead_of_the_address(box: Sshd) -> None:
     """ssh_config's HostKeyAlias names the key; another key under that name is a changed one."""
     kind, key = (box.folder / "host_key.pub").read_text().split()[:2]

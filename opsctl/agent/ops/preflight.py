@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # typing itself is not imported on the host: it costs 4 ms
     from opsctl.agent.remote import Context
 
 MARKER = "opsctl-reply:"
+MAX_WORDS = 500  # a server's port may be the last of its arguments
+MAX_PARENTS = 20
 CAP_SYS_RESOURCE = 24  # capabilities(7)
 
 # Run by the interpreter that will launch the server, with the server's environment; imports nothing heavy.
@@ -84,8 +86,22 @@ def port(number: int) -> dict[str, Any]:
     for pid in procfs.pids():
         if inodes & socket_inodes(pid):
             argv = procfs.parse_argv(procfs.read("/proc/%d/cmdline" % pid) or b"")
-            holders.append({"pid": pid, "start_ticks": procfs.start_ticks(pid), "argv": argv[:12]})
+            exe = procfs.readlink("/proc/%d/exe" % pid)
+            found = {"pid": pid, "start_ticks": procfs.start_ticks(pid), "argv": argv[:MAX_WORDS]}
+            holders.append(dict(found, exe=exe, parents=parents(pid)))
     return {"free": False, "holders": holders}
+
+
+def parents(pid: int) -> list[int]:
+    """Return the pids above a process, nearest first: a server's workers hold its socket as well."""
+    found: list[int] = []
+    while len(found) < MAX_PARENTS:
+        stat = procfs.read_stat(pid)
+        if stat is None or stat.ppid <= 1:
+            break
+        pid = stat.ppid
+        found.append(pid)
+    return found
 
 
 def holders(request: dict[str, Any], context: Context) -> dict[str, Any]:

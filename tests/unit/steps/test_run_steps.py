@@ -21,7 +21,7 @@ from opsctl.steps.launch import Launch
 from opsctl.steps.launch_plan import full_environment
 from opsctl.steps.lock import acquire, describe_holder
 from opsctl.steps.look import overtaken_by
-from opsctl.steps.preflight import result_of, unused_patches
+from opsctl.steps.preflight import own_holders, result_of, unused_patches
 from opsctl.steps.ready import Ready
 from opsctl.steps.record import Record, judge_outcome
 from opsctl.steps.rollback import planned_back
@@ -512,6 +512,35 @@ def test_a_launch_that_a_shutdown_refused_is_no_failure_of_it() -> None:
 def test_a_system_that_stays_up_is_let_pass() -> None:
     """The question alone changes nothing."""
     refuse_going_down(context(ended("running")))
+
+
+@pytest.mark.parametrize(
+    ("holder", "is_ours"),
+    [
+        ({"argv": ["python3", "-m", "sglang.launch_server", "--port", "8000"]}, True),
+        (
+            {"argv": ["glm5", "-m", "sglang.launch_server", "--port", "8000"], "exe": "/v/python3"},
+            True,
+        ),
+        (
+            {"argv": ["glm5", "-m", "sglang.launch_server", "--port", "8000"], "exe": "/bin/cat"},
+            False,
+        ),
+        ({"argv": ["python3", "-c", "spawn_main()"], "parents": [40, 7]}, True),
+        ({"argv": ["python3", "-c", "spawn_main()"], "parents": [40, 8]}, False),
+        ({"argv": ["python3", "-m", "http.server", "8000"]}, False),
+    ],
+)
+def test_what_stands_on_the_port_is_ours_or_a_stranger(
+    holder: dict[str, Any], is_ours: bool
+) -> None:
+    """By its line, also under another name; or as a worker of the launch that is recorded (uvicorn's)."""
+    server = Server(host="h", port=8000, python="/v/python3", model="m")
+    look_data = done(running=[{"pid": 7, "start_ticks": 1, "state": "running"}])
+    ctx = context(FakeAgent({}), server=server, results={"look": look_data})
+    holders = [{"pid": 50, "start_ticks": 5, "exe": "/v/python3", **holder}]
+
+    assert own_holders(ctx, holders) == (frozenset({50}) if is_ours else frozenset())
 
 
 def test_a_survey_is_kept_without_the_secrets_of_a_command_line() -> None:
