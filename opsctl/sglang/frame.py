@@ -63,6 +63,8 @@ def _take(
     texts: list[bytes] = []
     counts: list[int | None] = []
     before, begin = form.before, len(form.before)
+    if len(form.after) == 1:  # no number in it
+        return _take_plain(events, before, form.after[0])
     last, rest = form.after[-1], form.after[-2::-1]
     counted = None if form.counted is None else len(rest) - 1 - form.counted
     for place, (_, data) in enumerate(events):
@@ -84,6 +86,22 @@ def _take(
                 texts.append(text)
                 counts.append(count)
     return places, texts, counts
+
+
+def _take_plain(
+    events: Sequence[tuple[float, bytes]], before: bytes, after: bytes
+) -> tuple[list[int], list[bytes], list[int | None]]:
+    begin, end = len(before), -len(after)
+    cut = [
+        data[begin:end] if data.startswith(before) and data.endswith(after) else b""
+        for _, data in events
+    ]
+    places = [
+        place
+        for place, text in enumerate(cut)
+        if len(text) > 1 and text[:1] == b'"' and text[-1:] == b'"'
+    ]
+    return places, [cut[place] for place in places], [None] * len(places)
 
 
 def _plain_chunk(data: bytes) -> dict[str, Any] | None:
