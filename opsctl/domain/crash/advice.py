@@ -294,7 +294,7 @@ SIGNALS = {
     11: "SIGSEGV, a native crash", 15: "SIGTERM, somebody asked it to end",
 }  # fmt: skip
 _EXIT_CODE = re.compile(
-    r"(?:exit(?:ed)?(?: with)?(?: code)?|exitcode|code=\w+, status)[:= ]+(-?\d+)(?!\d)",
+    r"(?:exit(?:ed)?(?: with)?(?: ?code)?|code=\w+, status)\W?[:= ]+(-?\d+)(?!\d)",
     re.IGNORECASE,
 )
 

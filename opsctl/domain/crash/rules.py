@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = _rules(
     ("oom-killer", "host-oom", MACHINE, 0.95,
      r"(?:out of memory|memory cgroup out of memory|oom-kill\S*): Killed? process \d+"
      r"|Killed process \d+ \(.*(?:total-vm|anon-rss)|oom-kill:constraint=|oom_reaper: reaped process"
-     r"|invoked oom-killer|killed by the OOM killer|result 'oom-kill'|\bOOMKilled\b|Memory cgroup out of memory"
+     r"|invoked oom-killer|killed by the OOM killer|result 'oom-kill'|\bOOMKilled\b(?!\W{1,3}false)|Memory cgroup out of memory"
      r"|^oom_kill [1-9]\d*$|oom[_-]kill events? in |node was low on resource: memory|have been OOM Killed|task \d+: Out Of Memory|SIGKILL.*\boom\b|earlyoom.*sending SIG|systemd-oomd.*[Kk]illed"),
     ("gsp-timeout", "gpu-fault", MACHINE, 0.85, r"Xid .{0,60}: (?:119|120)\b|Timeout waiting for RPC from GSP"),
     ("xid-hardware", "gpu-fault", MACHINE, 0.95,
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = _rules(
      r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation (?:timeout|timed out)|ran for \d+ milliseconds before timing out"
      r"|Timed out waiting \d+ ?ms for (?:recv|send)|Timed out after \d+ seconds waiting for|client socket has timed out after|ProcessGroup\w*'s watchdog got stuck|wait timeout after \d+ms"
      r"|(?:NCCL|Gloo|gloo|barrier|all_?reduce|broadcast|all_?gather).{0,60}(?:timed out|timeout)(?!=|_ms|\(ms\)| is set| set to|:? ?\d+$)|HeartbeatMonitor.*(?:stuck|timed out)"
-     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|in store based barrier|monitoredBarrier, but|failed to pass monitoredBarrier|other ranks that didn't finish loading"),
+     r"|taking the entire process down|watchdog thread terminated with exception|detected by watchdog at work|DistStoreError|Some NCCL operations have failed or timed out|in store based barrier|monitoredBarrier, but|timeout for (?:\S+ )?(?:dispatch|combine)\b|CPU recv timeout|failed to pass monitoredBarrier|other ranks that didn't finish loading"),
     ("watchdog", "watchdog-timeout", WAITING, 0.93,
      r"watchdog timeout(?! (?:is|of|set|to)\b)|self\.watchdog_timeout=|Pyspy (?:dump for|failed to dump) PID|scheduler (?:made no|has made no|is stuck|stuck).{0,20}(?:progress|forward)?|self\.cur_batch\.batch_size\(\)="
      r"|Scheduler watchdog|forward pass (?:timed out|exceeded)|No (?:scheduler )?(?:step|progress) (?:for|in) \d+ ?s"
@@ -216,12 +216,12 @@ RULES: tuple[Rule, ...] = _rules(
      r"|curl: \((?:18|52|56)\)|Premature (?:close|EOF)|unexpected EOF|stream ended (?:early|without)|connection closed before (?:the )?(?:message|response|stream) (?:was )?complete"),
     # --- the end of a crash
     ("segfault", "child-died", END, 0.85,
-     r"Fatal Python error|Segmentation fault|Speicherzugriffsfehler|Erreur de segmentation|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|^Aborted\b|: Aborted\b|Aborted \(core|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
+     r"Fatal Python error|Segmentation fault|Speicherzugriffsfehler|Erreur de segmentation|segfault at|SIGSEGV|signal 11\b|terminate called|Bus error|core dumped|\bSIGABRT\b|\bSIGBUS\b|^Aborted(?: \(core|[.!]?$)|: Aborted\b|Aborted \(core|Floating point exception|double free or corruption|free\(\): invalid|malloc\(\): |corrupted (?:size|double)|stack smashing|general protection fault|traps: .*trap|status=11/SEGV|status=6/ABRT|free\(\): double"),
     ("peer-gone", "child-died", END, 0.75,
      r"Connection closed by peer|connection reset by peer|remote process exited|Broken ?pipe|ncclRemoteError|Connection refused|NCCL error.*(?:remote|system error)|unhandled (?:system|cuda) error|EOFError|DistBackendError|ncclSystemError|ncclUnhandledCudaError|Socket closed"),
     ("sigquit", "child-died", END, 0.85,
      r"Failed: Cuda error \S+:\d+ '|EngineDeadError|EngineCore (?:encountered|died|failed)|worker died|died unexpectedly|sigquit|crashed with exit code|kill_process_tree called|child (?:process )?(?:died|failed|exited)|scheduler(?: process)?\S* (?:is dead|died|exited|crashed)|is dead\. Please check|exit(?:ed)?(?: with)?(?: code)?:? ?-?(?:9|11|6|3|4|7|8|134|137|139|131|132|135)\b"
-     r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|^Exit Code: +(?!143\b)[1-9]\d*$|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
+     r"|code=(?:killed|dumped)|exitcode[:=] ?-?[1-9]|^\W?Exit ?Code\W{0,2} +(?!143\b)[1-9]\d*,?$|Worker\S* (?:died|exited|terminated)|Initialization failed\. Please see|unexpectedly (?:died|exited|terminated)|terminated by signal|killed by signal|Failed with result '(?:signal|core-dump|exit-code|watchdog)'|exited, status=[1-9]|code=exited, status=(?:[1-9]|1[013-9]\d|12\d)\b|process (?:\S+ )?(?:was |got )?killed"),
     ("killed", "child-died", END + 5, 0.6, r"^Killed$|: Killed$|: \d+ Killed\b|\bKilled {2,}\S|\bSIGKILL\b"),
 )  # fmt: skip
 

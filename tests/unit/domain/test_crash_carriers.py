@@ -16,7 +16,7 @@ from opsctl.sglang.log import read_lines, read_records, unpack
 SAMPLES = Path(__file__).parents[2] / "data" / "diagnose"
 # A listing is judged by its columns, and a client's error by the absence of stamps: no carriers there.
 BARE = ("c-", "d-", "s-", "smi", "ps", "panel", "shm-list", "ssh-error", "a-emfile", "fd-client",
-        "cut", "err", "ok-", "h-", "stream", "json-", "journal-json")  # fmt: skip
+        "cut", "err", "ok-", "h-", "stream", "json-", "journal-json", "docker-json")  # fmt: skip
 STEP = 6  # every so many samples a carrier: all of them would take a minute
 
 CARRIERS: dict[str, Callable[[bytes], bytes]] = {

@@ -14,6 +14,7 @@ from opsctl.sglang.log import records_of
         ("Subprocess scheduler_0 (pid=7) crashed with exit code -9.", "exit code -9 (SIGKILL, by the OOM"),
         ("Subprocess scheduler_0 (pid=7) crashed with exit code -11.", "exit code -11 (SIGSEGV"),
         ("sglang exited with code 137", "exit code 137 (SIGKILL"),
+        ('"ExitCode": 139', "exit code 139 (SIGSEGV"),
         ("x.service: Main process exited, code=dumped, status=11/SEGV", "exit code 11 (SIGSEGV"),
         ("NVRM: Xid (PCI:0000:44:00): 79, pid=1, name=python3, GPU has", "Xid 79: the GPU fell off the bus"),
         ("RuntimeError: NCCL error: unhandled system error", "NCCL_DEBUG=INFO and look at /dev/shm"),
