@@ -270,3 +270,15 @@ def test_supervisord_starts_it_again_and_is_named(port: int, tmp_path: Path) -> 
             assert "may start it again" in loops[0].text
         else:
             assert any("was started again" in finding.text for finding in loops)
+
+
+def test_a_server_under_another_name_is_stopped_whole(port: int, tmp_path: Path) -> None:
+    """`exec -a glm5-prod python -m ...`: argv[0] is a label, the executable is what runs."""
+    line = ["bash", "-c", 'exec -a glm5-prod "$@"', "bash", *server_argv(port)]
+    with beside(line, port) as root:
+        assert cmdline(root).startswith("glm5-prod\0")
+        members = family(root)
+        result = stop(port, tmp_path)
+
+    assert result.exit_code == 0
+    assert {row["pid"] for row in result.data["processes"]} >= set(members)
