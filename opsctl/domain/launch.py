@@ -172,6 +172,12 @@ def tensor_parallel(argv: Sequence[str]) -> int:
     return _count(tp) * _count(pp)
 
 
+def ranks_here(argv: Sequence[str]) -> int:
+    """Return how many of these GPUs are on this machine: ``--nnodes`` shares them out evenly."""
+    nodes = _count(value_of(argv, ("--nnodes",)))
+    return -(-tensor_parallel(argv) // nodes)
+
+
 def value_of(argv: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the last value that is given for a flag, as argparse takes it; None without one."""
     found = None

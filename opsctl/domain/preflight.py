@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opsctl.domain.launch import tensor_parallel, value_of
+from opsctl.domain.launch import ranks_here, tensor_parallel, value_of
 from opsctl.domain.process import shorten
+from opsctl.domain.visible import judge_nodes, judge_visible
 from opsctl.facts import Gpu, GpuRead, GpuReport
 from opsctl.output import Finding
 
@@ -253,7 +254,10 @@ def _gpus(wanted: Wanted) -> tuple[list[Finding], list[Finding]]:
             problems.append(
                 Finding("gpu-fault", gpu.uuid, "row remapping has failed", "replace the GPU")
             )
-    need = tensor_parallel(wanted.argv)
+    need = ranks_here(wanted.argv)
+    if wanted.is_sglang:
+        problems += judge_nodes(wanted.argv)
+        problems += judge_visible(wanted.env, wanted.argv, wanted.gpus, wanted.gpu_report.gpus)
     if wanted.is_sglang and 0 < len(wanted.gpus) < need:
         text = f"the arguments want {need} GPUs, the server has {len(wanted.gpus)}"
         problems.append(Finding("gpu-count", "gpus", text, "correct tp, pp or gpus.select"))

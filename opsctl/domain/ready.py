@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from opsctl.domain.crash.launch import read_stage
-from opsctl.domain.launch import tensor_parallel
+from opsctl.domain.launch import ranks_here
 from opsctl.domain.launch_line import read_title
 from opsctl.facts import Process, ProcessId
 
@@ -166,7 +166,7 @@ def find_workers(processes: Sequence[Process], root_pid: int, argv: Sequence[str
     if not any(process.pid == root_pid for process in alive):
         missing.append(f"the main process (pid {root_pid})")
     if "sglang.launch_server" in argv:
-        ranks = tensor_parallel(argv)
+        ranks = ranks_here(argv)
         schedulers = [title for title in titles if title.startswith("sglang::scheduler")]
         if len(schedulers) < ranks:
             missing.append(f"{ranks - len(schedulers)} of {ranks} schedulers")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from opsctl.domain.preflight import Wanted, judge_preflight
+from opsctl.domain.visible import visible_devices
 from opsctl.facts import Gpu, GpuRead, GpuReport
 
 PYTHON = "/v/bin/python"
@@ -252,3 +253,67 @@ def test_a_proxy_between_the_server_and_its_own_warm_up_is_told(
     verdict = judge_preflight(wanted(*flags, env=env), survey(), PARSED)
 
     assert [one.code for one in verdict.warnings if one.code == "proxy"] == ["proxy"] * warned
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("0,1,2", ("0", "1", "2")),
+        (" 0 , GPU-aa ", ("0", "GPU-aa")),
+        ("MIG-1/2/3", ("MIG-1/2/3",)),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("0,0,1", ("0",)),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_what_cuda_takes_from_the_variable(value: str, seen: tuple[str, ...]) -> None:
+    """Everything behind the first that is no device is hidden, without a word from CUDA."""
+    assert visible_devices(value) == seen
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("0,1,2,3,4,5,6,7", []),
+        ("0,1,2,3", ["gpu-count"]),
+        ("0,1,2,-1,3,4,5,6,7", ["gpu-count"]),
+        ("", ["gpu-count"]),
+        ("(secret)", []),
+    ],
+)
+def test_the_server_s_env_shows_it_as_many_gpus_as_it_wants(value: str, found: list[str]) -> None:
+    """Else it dies of an "invalid device ordinal" after the old one was stopped."""
+    verdict = judge_preflight(wanted(env={"CUDA_VISIBLE_DEVICES": value}), survey(), PARSED)
+    assert codes(verdict.problems) == found
+
+
+def test_the_server_s_env_names_the_cards_of_the_selection() -> None:
+    """gpus.select says whose memory is proven: other cards in the env would be looked at by nobody."""
+    cards = tuple(gpu(number) for number in range(8))
+    names = [card.uuid for card in cards]
+    argv = tuple("2" if word == "8" else word for word in ARGV)
+
+    def problems(value: str) -> list[str]:
+        made = wanted(env={"CUDA_VISIBLE_DEVICES": value}, gpus=cards)
+        made = replace(made, argv=argv, gpus=cards[:2], expected_gpus=2)
+        return codes(judge_preflight(made, survey(), PARSED).problems)
+
+    assert problems(",".join(names[:2])) == []
+    assert problems(",".join(names[2:4])) == ["gpu-selection", "gpu-selection"]
+
+
+def test_a_node_of_several_needs_its_share_of_the_gpus() -> None:
+    """--tp 16 over two nodes is eight here; and another rank than the first is refused before the stop."""
+    flags = ("--tp", "16", "--nnodes", "2", "--node-rank")
+
+    assert judge_preflight(wanted(*flags, "0"), survey(), PARSED).problems == ()
+    assert codes(judge_preflight(wanted(*flags, "1"), survey(), PARSED).problems) == ["node-rank"]
+    assert codes(judge_preflight(wanted("--tp", "16"), survey(), PARSED).problems) == ["gpu-count"]
+
+
+def test_a_server_on_the_cpu_may_see_no_gpu() -> None:
+    """Its env hides them on purpose."""
+    hidden = wanted("--device", "cpu", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert judge_preflight(hidden, survey(), PARSED).problems == ()
