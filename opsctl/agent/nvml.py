@@ -36,6 +36,7 @@ RECOVERY_ACTIONS = (
     "system-reboot",
 )
 THERMAL = N.nvmlClocksEventReasonSwThermalSlowdown | N.nvmlClocksEventReasonHwThermalSlowdown
+LIST_TRIES = 4  # processes may start between the question how many there are and the list of them
 P2P_READ = 0  # nvml.h; in nvidia-ml-py (13.580) the constant is a tuple by mistake
 UNKNOWN_VALUE = (1 << 64) - 1
 handles: dict[str, Any] = {}  # by UUID; dropped as soon as one call fails
@@ -275,12 +276,16 @@ def processes(handle: Any) -> list[tuple[int, str, int | None]]:
 def listed(name: str, handle: Any) -> list[Any]:
     """Ask for one kind of process; drivers before 510 have only version 2 of the call."""
     call = "nvmlDeviceGet%sRunningProcesses_v%d"
-    try:
-        return list(getattr(N, call % (name, 3))(handle))
-    except N.NVMLError as error:
-        if error.value != N.NVML_ERROR_FUNCTION_NOT_FOUND:
-            raise
-    return list(getattr(N, call % (name, 2))(handle))
+    version = 3
+    for tries_left in range(LIST_TRIES, 0, -1):
+        try:
+            return list(getattr(N, call % (name, version))(handle))
+        except N.NVMLError as error:
+            if error.value == N.NVML_ERROR_FUNCTION_NOT_FOUND and version == 3:
+                version = 2
+            elif error.value != N.NVML_ERROR_INSUFFICIENT_SIZE or tries_left == 1:
+                raise
+    return []  # not reached
 
 
 def mig_instances(handle: Any) -> list[dict[str, Any]]:
