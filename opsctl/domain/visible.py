@@ -67,5 +67,5 @@ def judge_nodes(argv: Sequence[str]) -> list[Finding]:
     if rank is None or not rank.isdigit() or int(rank) == 0:
         return []
     text = f"rank {rank} of a server over several nodes answers no request, so it cannot be proven ready"
-    step = "launch it by hand; `opsctl stop`, `status` and `gpu verify` work for it"
+    step = "launch it by hand; status, stop and gpu verify know it all the same"
     return [Finding("node-rank", "args", text, step)]
