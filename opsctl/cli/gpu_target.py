@@ -83,6 +83,7 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         raise error
     picture = take_picture(session)
     server = session.server
+    members = {pid: name for pid, (kind, _) in picture.gpu_classes.items() if kind == "member"}
     return Target(
         name,
         session.gpu_agent,
@@ -94,7 +95,7 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         expect or server.gpus.expect,
         server.stop.margin_mib * MIB,
         app.state(),
-        picture.gpu_servers,
+        {**picture.gpu_servers, **members},
         session.machine,
         f"on {server.host}, GPUs of {session.gpu_host}",
     )

@@ -40,8 +40,11 @@ def test_a_server_in_a_container_is_stopped_on_its_node_and_its_memory_proven(
     """One machine under two names: host pids, container pids, holders joined, all GPUs free."""
     root = serve(host, "ct129", 30000, tp=8)
 
+    _, held = opsctl(host, tmp_path, "gpu", "verify", "glm5")
     code, planned = opsctl(host, tmp_path, "stop", "glm5", "--dry-run")
     assert code == 0
+    assert all(one["next"].startswith("opsctl stop glm5 ") for one in held["findings"])
+    assert len(held["findings"]) >= 1
     assert alive(host, "ct129", root)
     code, done = opsctl(host, tmp_path, "stop", "glm5", "--yes")
     again, second = opsctl(host, tmp_path, "stop", "glm5", "--yes")
