@@ -103,21 +103,24 @@ class Ground:
         return document
 
     def mains(self) -> list[int]:
-        """Return the pids of living main processes of the stand-in on our port."""
+        """Return the pids of living main processes of the stand-in on our port.
+
+        A child that was forked a moment ago has its parent's command line until it takes its title.
+        """
         wanted = ["--port", str(self.port)]
-        found = []
+        found: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
                 argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
             except OSError:
                 continue
             is_ours = any(argv[i : i + 2] == wanted for i in range(len(argv)))
             if is_ours and "sglang.launch_server" in argv and state != "Z":
-                found.append(int(entry.name))
-        return found
+                found[int(entry.name)] = int(parent)
+        return [pid for pid, parent in found.items() if parent not in found]
 
     def members(self) -> set[int]:
         """Return the pids of all that lives in the sessions of servers that were launched here."""
