@@ -7,9 +7,9 @@ pins is compared every time: diffs are parsed, and every file of a patch is hash
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsctl import validated
 from opsctl.domain.hunks import DiffError, Hunk, parse_diff
@@ -24,6 +24,9 @@ from opsctl.domain.patch import (
 )
 from opsctl.errors import ConfigError, UsageError
 from opsctl.resources import folder
+
+if TYPE_CHECKING:
+    from opsctl.site_lookup import SiteLookup
 
 KIND = "patches"
 READERS = ("patch_model.py", "secret.py", "yaml_lines.py", "patch_library.py", "domain/patch.py")
@@ -90,11 +93,39 @@ def _copy_of(files: Sequence[Path]) -> Path | None:
 
 
 def find_patch(library: dict[str, Patch], one: str) -> Patch:
-    """Return a patch by id. Raises UsageError, with the known ids, when there is none."""
+    """Return a patch by id. Raises UsageError, with the nearest and the known ids, when there is none."""
     if one not in library:
-        known = ", ".join(sorted(library)) or "none"
-        raise UsageError(f"no patch is called {one}", next_step=f"known: {known}", subject=one)
+        raise UsageError(f"no patch is called {one}", next_step=_known(library, one), subject=one)
     return library[one]
+
+
+def _known(library: Mapping[str, Patch], one: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(one, library, 1)
+    begin = f"did you mean {near[0]}? " if near else ""
+    return f"{begin}known: {', '.join(sorted(library)) or 'none'}"
+
+
+def unknown_patches(site: SiteLookup, servers: Iterable[str]) -> list[ConfigError]:
+    """Return what is wrong with the patches that these servers' entries name, by the files of this machine.
+
+    Raises:
+        ConfigError: a patch of the library itself is not sound.
+    """
+    named = {name: site.servers[name].patches for name in servers if site.servers[name].patches}
+    library = load_library(site.patch_folder) if named else {}
+    return [
+        ConfigError(
+            f"servers.{name}.patches: no patch is called {one}",
+            next_step=_known(library, one),
+            subject=name,
+            code="unknown-patch",
+        )
+        for name, ids in named.items()
+        for one in ids
+        if one not in library
+    ]
 
 
 def load_patch(place: Path) -> Patch:

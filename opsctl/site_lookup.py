@@ -41,12 +41,24 @@ class SiteLookup:
         """Return a host entry. Raises UsageError with the nearest name."""
         if name in self.hosts:
             return self.hosts[name]
+        if name in self.servers:
+            its = self.servers[name].host
+            raise UsageError(
+                f"'{name}' is a server, not a host", next_step=f"its host: {its}", subject=name
+            )
         raise UsageError(f"there is no host '{name}'", next_step=self._near(name), subject=name)
 
     def server(self, name: str) -> Server:
         """Return a server entry. Raises UsageError with the nearest name."""
         if name in self.servers:
             return self.servers[name]
+        if name in self.hosts:
+            its = ", ".join(one for one, entry in self.servers.items() if entry.host == name)
+            raise UsageError(
+                f"'{name}' is a host, not a server",
+                next_step=f"its servers: {its or 'none'}",
+                subject=name,
+            )
         raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
 
     def server_or_host(self, name: str) -> None:

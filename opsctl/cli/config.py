@@ -46,7 +46,7 @@ def config() -> None:
 
 @command("check")
 def check(app: App) -> int:
-    """Check the site file: syntax, names, references, and that each secret can be read.
+    """Check the site file: syntax, names, references, patches, and that each secret can be read.
 
     \b
     Examples:
@@ -54,10 +54,14 @@ def check(app: App) -> int:
       opsctl config check --site lab.yaml --json
     """
     from opsctl.errors import ConfigError
+    from opsctl.patch_library import unknown_patches
     from opsctl.site import load_site
 
     site = load_site(app.site_path)
-    findings: list[Finding] = []
+    findings = [
+        Finding(error.code, error.subject or "", error.message, error.next_step or "")
+        for error in unknown_patches(site, site.servers)
+    ]
     for subject, reference in _secrets(site):
         try:
             reference.resolve()

@@ -89,10 +89,14 @@ def open_work(app: App, server: str, ids: Sequence[str], folder: Path | None) ->
     target = target_of(entry, server)
     with open_hosts(site) as hosts:
         hosts.begin([entry.host])
-        from opsctl.patch_library import find_patch, load_library  # while the host starts the agent
+        # while the host starts the agent
+        from opsctl.patch_library import find_patch, load_library, unknown_patches
 
         library = load_library(folder or site.patch_folder)
         series = tuple(ids) or tuple(entry.patches)
+        if not ids and not folder:
+            for error in unknown_patches(site, [server]):
+                raise error
         for one in series:
             find_patch(library, one)
         talk = Talk(quiet=app.as_json)

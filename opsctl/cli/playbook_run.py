@@ -51,6 +51,7 @@ class Order:
 def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
     """Run a playbook, or go on with the run ``before``; print its document and return its exit code."""
     from opsctl.ledger import Ledger
+    from opsctl.patch_library import unknown_patches
     from opsctl.plan import build
     from opsctl.playbook import find, load
     from opsctl.session import open_session
@@ -66,12 +67,18 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
         if before is None
         else build_again(playbook, before, order.given)
     )
+    patched = before is None and not plan.only_stops and order.given.get("patch", True)
+    wrong = unknown_patches(site, [order.server] if patched else [])
     if app.dry_run:
+        if wrong:
+            raise wrong[0]
         with open_session(site, order.server) as session:
             session.may_be_stopped = plan.only_stops
             return show_dry_run(app, order, plan, session)
     begun_s = time.time()
     with telling_errors(site, order.command, order.server, order.reason):
+        if wrong:
+            raise wrong[0]
         ledger = Ledger.open(app.state())
         try:
             run = before.run.id if before else new_run_id()

@@ -1,4 +1,4 @@
-"""Which Python runs the lab: the one that was called, if it has what the lab imports, or the checkout's .venv.
+"""Which Python runs the lab: the one called if it has what the lab imports, else the checkout's .venv.
 
 Standard library only, and the syntax of an old Python: this runs before anything else is imported.
 """

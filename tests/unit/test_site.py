@@ -96,7 +96,15 @@ def test_mistake_is_told_with_file_line_and_mend(
         ("servers:\n  glm5:\n    host here\n    port: 1\n", 3, "write `host: ...`"),
         ("servers:\n  glm5:\n    host: here\n    port 1\n", 4, "write `port: ...`"),
         ("hosts:\n  a: {local: true}\n  # a word\nb: c: d\n", 4, "quotes"),
-        ("hosts: {a: {local: true}\n", 2, "opsctl config example"),
+        ("hosts: {a: {local: true}\n", 2, "missing '}'"),
+        ("servers:\n  a:\n    port: 1\n      host: b\n", 4, "same column"),
+        ("servers:\n  a:\n    port: 1\n   host: b\n", 4, "same column"),
+        ("hosts:\n  a: {local: true}\n servers:\n", 3, "same column"),
+        ("  hosts:\n    a: b\nservers:\n", 3, "same column"),
+        ("levels:\n  - 1\n - 2\n", 3, "same column"),
+        ('hosts: "a\nb: c\n', 1, "close it"),
+        ("hosts: @x\n", 1, "quotes"),
+        ("hosts: *x\n", 1, "opsctl config example"),
     ],
 )
 def test_a_slip_of_yaml_is_told_in_its_own_line_with_its_mend(
@@ -222,6 +230,11 @@ def test_an_unknown_name_is_answered_with_servers_and_hosts(tmp_path: Path) -> N
     """Where both are taken, both are named, the near ones first."""
     site = load_site(write(tmp_path, CANONICAL))
 
+    with pytest.raises(UsageError, match="'pve1' is a host, not a server") as host:
+        site.server("pve1")
+    with pytest.raises(UsageError, match="'other' is a server, not a host") as server:
+        site.host("other")
+    assert (host.value.next_step, server.value.next_step) == ("its servers: none", "its host: here")
     with pytest.raises(UsageError, match="no server or host 'glm'") as caught:
         site.server_or_host("glm")
 
