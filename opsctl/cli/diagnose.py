@@ -140,7 +140,18 @@ def _take_record(app: App, run: str, context: Context) -> None:
         return
     if ":" not in detail.run.server:  # a smoke of a URL has no name
         context.server = detail.run.server
-    context.recorded = launch_of((detail.facts.get("content") or {}).get("arguments") or ())
+    content = detail.facts.get("content") or {}
+    context.recorded = launch_of(content.get("arguments") or ())
+    bracket = ((detail.document or {}).get("data") or {}).get("bracket") or {}
+    first_bad = bracket.get("first_bad")
+    if first_bad is not None and context.level in (None, first_bad):
+        context.exact = first_bad <= (bracket.get("last_good") or 0) + 1
+    if content.get("patches"):
+        from opsctl.domain.patch_way_out import way_out
+        from opsctl.patch_library import load_library
+
+        standing, version = list(content["patches"]), content.get("package_version")
+        context.way_out = way_out(load_library(), standing, version, context.server)
 
 
 def _log_of_run(app: App, run: str) -> Path | None:

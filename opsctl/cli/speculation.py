@@ -43,12 +43,13 @@ def explain(app: App, server: str, folder: Path | None) -> int:
       opsctl speculation explain glm5
     """
     from opsctl.cli.patch import open_work
-    from opsctl.domain.speculation import Means, resolve
+    from opsctl.domain.speculation import Means, resolve, without_a_wish
     from opsctl.site_cache import load_site
 
     entry = load_site(app.site_path).servers.get(server)
     with open_work(app, server, (), folder) as work:
         seen = work.look()[0]
+        library = work.library
     assert entry is not None  # open_work has refused an unknown server
     report = seen.report("spec-disable-v2")
     wish = entry.speculation
@@ -67,6 +68,10 @@ def explain(app: App, server: str, folder: Path | None) -> int:
         if refused
         else []
     )
+    if wish is None and (
+        said := without_a_wish(library, seen.applied, entry.patches, seen.version, entry.args)
+    ):
+        findings.append(Finding("speculation-patch", server, *said))
     data = {
         "server": server,
         "version": seen.version,

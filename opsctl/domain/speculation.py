@@ -6,12 +6,15 @@ What upstream offers was read in the wheels 0.5.8 to 0.5.23; the patch's range c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from packaging.version import Version
+
+from opsctl.domain.patch import Patch, PatchStatus
+from opsctl.domain.patch_way_out import better_than
 
 PATCH = "spec-disable-v2"
 OLD_WORKER_PATCHES = ("spec-disable-v1", "spec-disable-v1-clear-spec-info")  # of EAGLEWorker
@@ -81,6 +84,46 @@ def resolve(
         f"{version} has no flag for it, and {PATCH} was not made for that version",
         "install a version that `opsctl patch list` names for it, or 0.5.14 and later",
     )
+
+
+def without_a_wish(
+    library: Mapping[str, Patch],
+    applied: Collection[str],
+    listed: Collection[str],
+    version: str,
+    args: Mapping[str, Any],
+) -> tuple[str, str] | None:
+    """Say which patch of this kind a server has without ``disable_above``, and what to set instead.
+
+    Args:
+        library: every known patch.
+        applied: ids of the patches in place.
+        listed: ids in the site file.
+        version: installed SGLang.
+        args: launch flags without their dashes; a threshold there is the number that is meant.
+    """
+    kind = {PATCH, *OLD_WORKER_PATCHES}
+    found = [one for one in dict.fromkeys([*applied, *listed]) if one in kind and one in library]
+    if not found:
+        return None
+    words, bad = [], []
+    for one in found:
+        where = "in place" if one in applied else "in the site file, not yet in place"
+        words.append(f"{one} is {where}")
+        patch = library[one]
+        if patch.status is PatchStatus.KNOWN_BAD:
+            words[-1] += f" and known to be bad: {patch.reason}"
+            bad.append(one)
+    number = args.get(FLAG)
+    wish = f"speculation: {{disable_above: {'N' if number is None else number}}}"
+    steps = [f"set `{wish}` in the site file"]
+    better = better_than(library, library[bad[0]], version) if bad else None
+    if bad:
+        instead = f"`patches: [{better.id}]` instead of {bad[0]}" if better else f"no {bad[0]}"
+        steps.append(instead)
+    if number is not None:
+        steps.append(f"take {FLAG} out of its args")
+    return "; ".join(words), ", ".join(steps)
 
 
 def _unfit(algorithm: str, args: Mapping[str, Any]) -> Resolution | None:

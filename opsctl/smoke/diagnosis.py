@@ -27,6 +27,7 @@ def diagnose_level(
     exits: Sequence[Mapping[str, Any]] = (),
     log: str | None = None,
     server: str | None = None,
+    way_out: str | None = None,
 ) -> dict[str, Any] | None:
     """Return the diagnosis of a level; None for failed answers that the log says nothing of.
 
@@ -39,13 +40,17 @@ def diagnose_level(
         exits: the ends of processes that the watch saw.
         log: the log that was read; None when nobody could read one.
         server: the server's name in the site; None for a URL.
+        way_out: what to do about a known-bad patch in place; None: there is none, or it is not known.
     """
     dead = level.outcome in (Outcome.CRASHED, Outcome.HUNG)
-    found = _of_log(level, info, log_text, threshold, server) if log_text.strip() else None
+    found = None
+    if log_text.strip():
+        found = _of_log(level, info, log_text, threshold, server, last_good, way_out)
     if found is None and dead:
         from opsctl.smoke.outside import diagnose_outside
 
-        return diagnose_outside(level, info, threshold, last_good, exits, log)
+        found = diagnose_outside(level, info, threshold, last_good, exits, log)
+        found["next"] = ([way_out] if way_out else []) + found["next"]
     return found
 
 
@@ -54,7 +59,9 @@ def _of_log(
     info: ServerInfo,
     log_text: str,
     threshold: int | None,
-    server: str | None = None,
+    server: str | None,
+    last_good: int | None,
+    way_out: str | None,
 ) -> dict[str, Any] | None:
     # The rules are many: a run that ends well never loads them.
     from opsctl.domain.crash import Context, Launch, diagnose
@@ -72,7 +79,15 @@ def _of_log(
     sign = level.sign or {}
     alive = sign.get("port_alive", sign.get("confirmed_by") == "generation" if sign else None)
     hung = level.outcome is Outcome.HUNG
-    context = Context(level.concurrency, launch, hung=hung, port_alive=alive, server=server)
+    context = Context(
+        level.concurrency,
+        launch,
+        hung=hung,
+        port_alive=alive,
+        server=server,
+        exact=level.concurrency <= (last_good or 0) + 1,
+        way_out=way_out,
+    )
     found = diagnose(records_of(log_text), context)
     if found.category is None or (found.category == "unknown" and found.signature is None):
         return None
@@ -95,13 +110,17 @@ def name_cause(level: LevelReport, found: Mapping[str, Any] | None) -> None:
 
 
 def explain(
-    report: SmokeReport, bad: LevelReport, watch: AgentWatch | None, server: str | None = None
+    report: SmokeReport,
+    bad: LevelReport,
+    watch: AgentWatch | None,
+    server: str | None = None,
+    way_out: str | None = None,
 ) -> dict[str, Any] | None:
     """Return the diagnosis of a report's first bad level, from all that was seen of it.
 
     The level's reason and its finding name the cause then, and the finding's advice to look for one goes.
     """
-    found = _explain(report, bad, watch, server)
+    found = _explain(report, bad, watch, server, way_out)
     was = bad.reason
     name_cause(bad, found)
     code = f"level-{bad.outcome.value}"
@@ -112,7 +131,11 @@ def explain(
 
 
 def _explain(
-    report: SmokeReport, bad: LevelReport, watch: AgentWatch | None, server: str | None
+    report: SmokeReport,
+    bad: LevelReport,
+    watch: AgentWatch | None,
+    server: str | None,
+    way_out: str | None,
 ) -> dict[str, Any] | None:
     read = watch is not None and watch.log_path is not None and watch.problem is None
     return diagnose_level(
@@ -124,4 +147,5 @@ def _explain(
         exits=watch.exits if watch is not None else (),
         log=watch.log_path if read and watch is not None else None,
         server=server,
+        way_out=way_out,
     )

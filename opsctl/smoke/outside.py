@@ -41,7 +41,7 @@ def diagnose_outside(
         "first_record": None,
         "sizes": None,
         "explanation": "; ".join(parts),
-        "next": _next(level, exits, log),
+        "next": _next(level, exits, log, last_good),
         "severity": "unknown" if category == "unknown" else "fault",
         "normalised": normalised,
         "basis": "outside",
@@ -115,7 +115,12 @@ def _edges(level: LevelReport, info: ServerInfo, threshold: int | None) -> list[
     return found
 
 
-def _next(level: LevelReport, exits: Sequence[Mapping[str, Any]], log: str | None) -> list[str]:
+def _next(
+    level: LevelReport,
+    exits: Sequence[Mapping[str, Any]],
+    log: str | None,
+    last_good: int | None,
+) -> list[str]:
     steps = []
     if log is None:
         steps.append(
@@ -137,6 +142,6 @@ def _next(level: LevelReport, exits: Sequence[Mapping[str, Any]], log: str | Non
         steps.append(
             "dump the scheduler's stacks before anything is killed: py-spy dump --nonblocking --pid PID"
         )
-    if level.outcome is Outcome.CRASHED and level.concurrency > 1:
+    if level.outcome is Outcome.CRASHED and level.concurrency > (last_good or 0) + 1:
         steps.append("find the exact first bad level: --bisect")
     return steps

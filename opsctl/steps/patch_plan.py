@@ -8,6 +8,7 @@ from typing import Any
 
 from opsctl.domain.patch import FileState, Patch, PatchReport, PatchState, PatchStatus
 from opsctl.domain.patch_changes import FileChange, PatchConflictError, changes_for, order_series
+from opsctl.domain.patch_way_out import better_than
 from opsctl.errors import CheckFailed, SafetyRefusal
 
 PROOF_TIMEOUT_S = (
@@ -146,7 +147,7 @@ def plan_apply(
         raise _excluded(error, seen) from error
     missing = [one for one in series if one not in seen.applied]
     for one in missing:
-        _refuse_known_bad(library[one], allow_known_bad)
+        refuse_known_bad(library, one, allow_known_bad)
     for one in missing:
         report = seen.report(one)
         if report is not None and not report.can_apply:
@@ -189,8 +190,9 @@ def plan_exactly(
     series = _series(seen, library, wanted)
     missing = [one for one in series if one not in seen.applied]
     surplus = [one for one in seen.applied if one not in series]
+    for one in series:  # also one that stands there: what follows is a launch with it
+        refuse_known_bad(library, one, allow_known_bad, seen.version, one in seen.applied)
     for one in missing:
-        _refuse_known_bad(library[one], allow_known_bad)
         report = seen.report(one)
         if report is not None and not report.can_apply:
             raise _not_applicable(report)
@@ -200,11 +202,28 @@ def plan_exactly(
     return PatchPlan("apply", seen, tuple(missing), tuple(series), changes, removed=tuple(surplus))
 
 
-def _refuse_known_bad(patch: Patch, allowed: bool) -> None:
+def refuse_known_bad(
+    library: Mapping[str, Patch],
+    one: str,
+    allowed: bool,
+    version: str | None = None,
+    stands: bool = False,
+) -> None:
+    """Refuse a patch that is known to break the server, unless that is wanted.
+
+    Raises:
+        SafetyRefusal: exit 50, with what is recommended in its stead.
+    """
+    patch = library[one]
     if patch.status is PatchStatus.KNOWN_BAD and not allowed:
+        step = "to reproduce the failure on purpose, add --allow-known-bad"
+        better = better_than(library, patch, version)
+        if better is not None:
+            step = f"in the site file, write {better.id} in its place (recommended for {version}); {step}"
+        where = " and in place" if stands else ""
         raise SafetyRefusal(
-            f"{patch.id} is known to be bad: {patch.reason}",
-            next_step="to reproduce the failure on purpose, add --allow-known-bad",
+            f"{patch.id} is known to be bad{where}: {patch.reason}",
+            next_step=step,
             code="patch-known-bad",
             subject=patch.id,
         )

@@ -106,7 +106,8 @@ def secrets_gone(ctx: StepContext, passed: Attempt) -> list[str]:
 
 def swap_back(ctx: StepContext, passed: Attempt) -> str | None:
     """Bring the package to the attempt's patches; return why that is not possible, or None."""
-    _, swap = bring_to(ctx, list(passed.content.patches))
+    allowed = bool(ctx.values.get("allow_known_bad"))
+    _, swap = bring_to(ctx, list(passed.content.patches), allow_known_bad=allowed)
     if swap.contents() != dict(passed.content.patches):
         return "its patches cannot be put in place as they were"
     return None

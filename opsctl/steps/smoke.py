@@ -53,11 +53,31 @@ class QuickSmoke:
             report.load["from"] = target.way
             bad = next((level for level in report.all_levels if level.outcome.is_bad), None)
             if bad is not None:
-                report.diagnosis = explain(report, bad, target.watch, ctx.server_name)
+                report.diagnosis = explain(
+                    report, bad, target.watch, ctx.server_name, way_out_of(ctx)
+                )
                 keep_log(ctx, target.watch)
         if report.exit_code:
             refuse_going_down(ctx)
         return result_of(ctx, report)
+
+
+def way_out_of(ctx: StepContext) -> str | None:
+    """Say what to do about a known-bad patch that the launch was done with; None where there is none."""
+    from opsctl.domain.patch_way_out import known_bad, way_out
+    from opsctl.patch_library import load_library
+
+    content = ctx.data_of("known-failure").get("content") or {}
+    standing = content.get("patches") or {}
+    if not standing:
+        return None
+    library = load_library(ctx.patch_folder)
+    passed = ctx.data_of("known-failure").get("last_passed") or {}
+    had = (passed.get("content") or {}).get("patches") or {}
+    was_bad = any(bad.id in had for bad in known_bad(library, standing))
+    run = None if was_bad else passed.get("run")
+    version = content.get("package_version")
+    return way_out(library, list(standing), version, ctx.server_name, run)
 
 
 def keep_log(ctx: StepContext, watch: AgentWatch | None) -> None:

@@ -13,7 +13,7 @@ from opsctl.output import Finding
 from opsctl.patch_library import find_patch, load_library
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.patch import execute, findings_of, look, prove, target_of
-from opsctl.steps.patch_plan import Look, PatchPlan, plan_exactly
+from opsctl.steps.patch_plan import Look, PatchPlan, plan_exactly, refuse_known_bad
 
 STAGED_KEY = "staged-swap"
 
@@ -174,7 +174,11 @@ def plan_swap(ctx: StepContext, wanted: list[str], *, allow_known_bad: bool = Fa
 
 
 def standing_contents(ctx: StepContext) -> dict[str, str]:
-    """Return id -> sha256 of what stands now, for a run that leaves the patches alone."""
+    """Return id -> sha256 of what stands now, for a run that leaves the patches alone.
+
+    Raises:
+        SafetyRefusal: exit 50, when one of them is known to be bad, and the run was not told to go on.
+    """
     if ctx.server.python is None:
         return {}
     library = load_library(ctx.patch_folder)
@@ -184,6 +188,9 @@ def standing_contents(ctx: StepContext) -> dict[str, str]:
         if error.code != "package-missing":
             raise
         return {}
+    allowed = bool(ctx.values.get("allow_known_bad"))
+    for one in seen.applied:
+        refuse_known_bad(library, one, allowed, seen.version, stands=True)
     return Swap(library, seen, (), seen.applied).contents()
 
 

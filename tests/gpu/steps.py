@@ -65,7 +65,8 @@ def incident(run: Run) -> None:
     print("   ", refused.get("findings", [{}])[0].get("text", ""), flush=True)
     run.opsctl("patch-revert", "patch", "revert", "dynamic", "--yes")
     run.opsctl("patch-incident", "patch", "apply", "incident", "--allow-known-bad", "--yes")
-    words = ["--yes", "--no-smoke", "--no-patch", "--again", "reproduce the crash"]
+    words = ["--yes", "--no-smoke", "--no-patch", "--allow-known-bad"]
+    words += ["--again", "reproduce the crash"]
     done = run.opsctl("restart-incident", "restart", "incident", *words, timeout_s=300)
     if done.get("exit_code") != 0:
         show_log(run, "incident")

@@ -80,6 +80,19 @@ def test_a_known_bad_patch_gives_way_to_the_good_one_in_one_transaction(place: P
     assert not (place.root / "bad.py").exists()
 
 
+def test_a_known_bad_patch_in_place_needs_the_explicit_word_each_time(place: Place) -> None:
+    """No file changes, and all the same a launch would run it: refused, with the good one named."""
+    place.bring_to("bad", allow_known_bad=True)
+
+    with pytest.raises(SafetyRefusal, match="bad is known to be bad and in place: 99") as refused:
+        place.bring_to("bad")
+
+    step = refused.value.next_step or ""
+    assert "write good in its place" in step
+    assert "--allow-known-bad" in step
+    assert not place.bring_to("bad", allow_known_bad=True).changes
+
+
 def test_the_way_back_of_a_mixed_transaction_is_exact(place: Place) -> None:
     """Undoing an apply that also took a patch away brings that patch back."""
     place.bring_to("bad", allow_known_bad=True)

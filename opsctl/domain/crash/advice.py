@@ -21,7 +21,7 @@ def _a(meaning: str, *steps: str) -> Advice:
 ADVICE: dict[str, Advice] = {
     "shape-mismatch": _a(
         "two sizes disagree in a tensor operation",
-        "find the first bad level: `opsctl smoke SERVER --bisect`; if the server is dead, `opsctl restart SERVER --again bisect` first",
+        "find the first bad level: `opsctl smoke SERVER --bisect`; if the server is dead, `opsctl restart SERVER --no-smoke --again bisect` first",
         "change what differs from the last run that passed (patches, arguments): a restart with the same ones is refused as known to fail",
         "test the captured graph sizes and the largest + 1; run once with --disable-cuda-graph to compare",
     ),
@@ -230,16 +230,29 @@ ADVICE: dict[str, Advice] = {
 }  # fmt: skip
 
 
-def known_steps(steps: tuple[str, ...], *, server: str | None, graphs: bool) -> tuple[str, ...]:
-    """Return the steps with the server's name, without those that the launch has taken already.
+def known_steps(
+    steps: tuple[str, ...],
+    *,
+    server: str | None,
+    graphs: bool,
+    exact: bool = False,
+    known_bad: bool = False,
+) -> tuple[str, ...]:
+    """Return the steps with the server's name, without those that were taken already.
 
     Args:
         steps: the next steps of a category.
         server: its name in the site; None leaves the placeholder.
         graphs: False when the launch had no CUDA graphs: to switch them off is no step then.
+        exact: the level below the first bad one passed: there is nothing to bisect.
+        known_bad: a patch in place is known to be bad: to launch it again takes a word more.
     """
     found = []
     for step in steps:
+        if exact and "--bisect" in step:
+            continue
+        if known_bad:
+            step = step.replace("--again bisect", "--again bisect --allow-known-bad")
         if not graphs:
             step = step.replace(", and once with --disable-cuda-graph", "")
             if "--disable-cuda-graph" in step:

@@ -133,7 +133,15 @@ def _next(verdict: Verdict, context: Context) -> tuple[str, ...]:
         return ()
     # not by the log: an SGLang that fails to capture names the flag as advice
     graphs = not (context.launch.graphs_disabled or context.recorded.graphs_disabled)
-    steps = known_steps(ADVICE[verdict.category].next, server=context.server, graphs=graphs)
+    steps = known_steps(
+        ADVICE[verdict.category].next,
+        server=context.server,
+        graphs=graphs,
+        exact=context.exact,
+        known_bad=context.way_out is not None,
+    )
+    if context.way_out is not None:
+        steps = (name_server(context.way_out, context.server), *steps)
     if context.patches and verdict.category in (
         "shape-mismatch",
         "scheduler-exception",

@@ -109,6 +109,8 @@ class Context:
         port_alive: whether the port still answered after the crash; None: not known.
         server: its name in the site, for the next steps; None: not known.
         recorded: what was recorded of the launch, for what neither ``launch`` nor the log says.
+        exact: the level just below the first bad one passed: there is nothing to bisect.
+        way_out: what to do about a known-bad patch in place; None: there is none.
     """
 
     level: int | None = None
@@ -118,6 +120,8 @@ class Context:
     port_alive: bool | None = None
     server: str | None = None
     recorded: Launch = field(default_factory=Launch)
+    exact: bool = False
+    way_out: str | None = None
 
 
 @dataclass(slots=True)

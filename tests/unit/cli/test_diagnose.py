@@ -187,7 +187,7 @@ def test_advice_of_a_run_knows_its_name_and_its_recorded_arguments(
     assert code == 20
     assert f"first record  {run}:" in out
     assert f"`opsctl smoke glm5 --bisect --state {tmp_path}`" in out
-    assert f"`opsctl restart glm5 --again bisect --state {tmp_path}` first" in out
+    assert f"`opsctl restart glm5 --no-smoke --again bisect --state {tmp_path}` first" in out
     assert "--disable-cuda-graph" not in out
     assert "5 requests x 4 draft tokens" in out
     assert "if it is 4" not in out

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from opsctl.domain.speculation import FLAG, Means, Resolution, resolve, unused_old_worker_patch
+from opsctl.domain.speculation import (
+    FLAG,
+    Means,
+    Resolution,
+    resolve,
+    unused_old_worker_patch,
+    without_a_wish,
+)
+from opsctl.patch_library import load_library
 
 EAGLE3 = {"speculative-algorithm": "EAGLE3", "speculative-num-steps": 7}
 
@@ -146,3 +154,21 @@ def test_a_patch_of_the_old_worker_goes_where_that_worker_runs(
 ) -> None:
     """These are the ways to run EAGLEWorker, as the two versions read them."""
     assert unused_old_worker_patch(version, args, env) is None
+
+
+def test_a_patch_of_this_kind_without_a_wish_is_told_with_what_to_set_instead() -> None:
+    """The known-bad one by name and fault; the recommended one and the number in its stead."""
+    library = load_library()
+    args = {"speculative-algorithm": "EAGLE", "speculative-disable-batch-threshold": 2}
+
+    said = without_a_wish(library, ["spec-disable-v1"], [], "0.5.12.post1", args)
+
+    assert said is not None
+    text, step = said
+    assert "spec-disable-v1 is in place and known to be bad: above the threshold" in text
+    assert "`speculation: {disable_above: 2}`" in step
+    assert "`patches: [spec-disable-v2]` instead of spec-disable-v1" in step
+    listed = without_a_wish(library, [], ["spec-disable-v1"], "0.5.12.post1", {})
+    assert listed is not None
+    assert "not yet in place" in listed[0]
+    assert without_a_wish(library, ["sm120-allreduce-fusion"], [], "0.5.12.post1", args) is None
