@@ -14,6 +14,7 @@ from opsctl.domain import adopt as domain
 from opsctl.domain import adopt_entry
 from opsctl.domain.adopt import Running, Started
 from opsctl.domain.adopt_entry import Entry
+from opsctl.domain.counted import counted
 from opsctl.errors import CouldNotTell, SafetyRefusal, UsageError
 from opsctl.session import Hosts, ServerSession
 from opsctl.site import Server
@@ -260,7 +261,7 @@ def evidence_of(
     where = f", listens on {port}" if port in (listening or ()) else f", not yet on port {port}"
     held = held_gpus(picture)
     report = picture.report
-    gpus = f"holds memory of {len(held)} of {len(report.gpus)} GPUs"
+    gpus = f"holds memory of {len(held)} of {counted(len(report.gpus), 'GPU')}"
     who = f"user {found.root.user or found.root.uid}"
     return [
         f"pid {found.pid}: {started.interpreter}, sglang {version or '?'}, {who}{where}",

@@ -329,7 +329,10 @@ class Ledger:
             return found[0]
         if found:
             some = ", ".join(row.id for row in found[:4])
-            raise UsageError(f"'{run}' fits {len(found)} runs: {some}", subject=run)
+            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+            step = "give more of its id; `opsctl history --all` lists them, `last` is the newest"
+            text = f"'{run}' fits {len(found)} runs: {some}{more}"
+            raise UsageError(text, subject=run, next_step=step)
         raise UsageError(
             f"there is no run '{run}'", subject=run, next_step="list them with `opsctl history`"
         )

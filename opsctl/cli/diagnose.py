@@ -234,7 +234,10 @@ def _full_id(rows: list[RunRow], run: str) -> str | None:
         return rows[0].id
     found = [row.id for row in rows if run in row.id]
     if len(found) > 1:
-        raise UsageError(f"'{run}' fits {len(found)} runs: {', '.join(found[:4])}", subject=run)
+        step = "give more of its id; `opsctl history --all` lists them, `last` is the newest"
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        text = f"'{run}' fits {len(found)} runs: {', '.join(found[:4])}{more}"
+        raise UsageError(text, subject=run, next_step=step)
     return found[0] if found else None
 
 

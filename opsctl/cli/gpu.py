@@ -10,6 +10,7 @@ import click
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.gpu_probe import probe
 from opsctl.cli.gpu_target import Target, open_target
+from opsctl.domain.counted import counted
 from opsctl.output import Document
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _emit_verdict(
     waited_s: float | None = None,
     more: Sequence[Finding] = (),
 ) -> int:
-    from opsctl.cli.stop import gpu_lines
+    from opsctl.cli.gpu_lines import gpu_lines
     from opsctl.steps.gpu_memory import memory_data, memory_summary
 
     data = memory_data(verdict, before, free_after_s)
@@ -195,7 +196,7 @@ def _status_lines(target: str, data: dict[str, Any]) -> list[str]:
     head = ("gpu", "uuid", "state", "used", "reserved", "baseline", "holders", "name")
     lines = [f"{target}: driver {data['driver_version'] or 'unknown'}", *columns(rows, head)]
     if data["learned"]:
-        lines.append(f"learned the idle baseline of {len(data['learned'])} GPUs")
+        lines.append(f"learned the idle baseline of {counted(len(data['learned']), 'GPU')}")
     return lines
 
 

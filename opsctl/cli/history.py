@@ -171,7 +171,7 @@ def describe(detail: RunDetail) -> str:
     ]
     lines += _content(detail.facts.get("content") or {}, run.fingerprint)
     lines += _differences(detail)
-    lines.append("  steps:")
+    lines += ["  steps:"] if detail.steps else []
     for step in detail.steps:
         seconds = f"{step.ended_s - step.started_s:7.2f} s" if step.ended_s else "   never ended"
         note = (step.body.get("data") or {}).get("summary") or ""
@@ -180,6 +180,7 @@ def describe(detail: RunDetail) -> str:
         again = f" (turn {step.turn + 1})" if step.turn else ""
         lines.append(f"    {step.name + again:<18} {step.outcome or 'begun':<11} {seconds}  {note}")
     document = detail.document or {}
+    lines += _levels(document.get("data") or {})
     for finding in document.get("findings") or []:
         subject = f"{finding['subject']}: " if finding.get("subject") else ""
         lines.append(f"  {subject}{finding['text']}")
@@ -192,6 +193,19 @@ def describe(detail: RunDetail) -> str:
         )
         lines.append(f"  downtime in s: {parts}")
     return "\n".join(lines)
+
+
+def _levels(data: Mapping[str, Any]) -> list[str]:
+    """Return one line per level of the smoke in a run's document."""
+    smoke = data if "levels" in data else data.get("smoke") or {}
+    lines = []
+    for level in smoke.get("levels") or ():
+        rate, first = level.get("output_tok_s"), (level.get("ttft_ms") or {}).get("p50")
+        words = [level["outcome"] + (f" ({level['reason']})" if level.get("reason") else "")]
+        words += [f"{rate:.1f} tok/s"] if rate is not None else []
+        words += [f"TTFT p50 {first:.1f} ms"] if first is not None else []
+        lines.append(f"    C={level['concurrency']}: {', '.join(words)}")
+    return ["  levels:", *lines] if lines else []
 
 
 def _differences(detail: RunDetail) -> list[str]:

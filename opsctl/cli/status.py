@@ -8,6 +8,7 @@ import click
 
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.render import columns, duration, mib
+from opsctl.domain.counted import counted
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ def _report_words(view: HostView) -> str:
     assert report is not None
     if report.state == "ok":
         driver = report.driver_version or "unknown"
-        return f"{len(report.gpus)} GPUs, driver {driver}, CUDA {report.cuda_version or 'unknown'}"
+        return f"{counted(len(report.gpus), 'GPU')}, driver {driver}, CUDA {report.cuda_version or 'unknown'}"
     return f"GPUs unknown: {report.state}" + (f" ({report.detail})" if report.detail else "")
 
 

@@ -208,7 +208,8 @@ def _stop(
         locking.result()
     ctx.reporter.say("\n".join(lines))
     if not step.planned(ctx).is_empty:
-        app.confirm(f"{verb} these {len(step.planned(ctx).targets)} processes?")
+        number = len(step.planned(ctx).targets)
+        app.confirm(f"{verb} {'this process' if number == 1 else f'these {number} processes'}?")
     record.begin()
     sweeping: list[Future[StepResult]] = []
     tidying: list[Future[None]] = []
@@ -297,6 +298,8 @@ def _once(findings: list[Finding]) -> list[Finding]:
 def _text(
     ctx: StepContext, stopped: StepResult, memory: StepResult, swept: StepResult, total_s: float
 ) -> list[str]:
+    from opsctl.cli.gpu_lines import gpu_lines
+
     lines = [f"{ctx.server_name}: {stopped.data['summary']}"]
     for entry in stopped.data["processes"]:
         if entry["outcome"] not in ("untouched",):
@@ -319,20 +322,3 @@ def _text(
 def machine_line(session: ServerSession) -> str:
     """Say whether processes and GPUs were looked at on one machine or on two, and how that is known."""
     return f"on {session.server.host}, GPUs of {session.gpu_host}: {session.machine.describe()}"
-
-
-def gpu_lines(cards: list[dict[str, Any]]) -> list[str]:
-    """Return one line per card: before, after, when it became free."""
-    from opsctl.cli.render import mib
-
-    lines = []
-    for card in cards:
-        before = f"{mib(card['before_bytes'])} -> " if "before_bytes" in card else ""
-        after = card.get("free_after_s")
-        when = f", free after {after:.2f} s" if after and card["state"] == "free" else ""
-        index = "?" if card["index"] is None else card["index"]
-        lines.append(
-            f"  {card['state']:<8} {index} {card['uuid']}: {before}{mib(card['used_bytes'])} "
-            f"(limit {mib(card['limit_bytes'])}){when}"
-        )
-    return lines

@@ -14,6 +14,10 @@ _ELSEWHERE = {
     "--concurrency --max-concurrency --parallel": "--levels says how many requests run at once",
     "--num-prompts --num-requests": "--requests N is how many requests a level has",
 }  # of opsctl smoke
+_COUNTED = {
+    "history": "-n N is how many runs are listed",
+    "logs": "-n N is how many lines are shown",
+}
 _OPTION = re.compile(r"no such option:? '?(--[\w-]+)", re.IGNORECASE)
 _NEAR = re.compile(r"\.? \(?[Dd]id you mean (?:one of: )?(.+?)\?\)?$")
 
@@ -46,6 +50,9 @@ def in_our_words(error: click.ClickException) -> UsageError:
 
 
 def _of_elsewhere(path: str, option: str) -> str | None:
+    name = path.removeprefix("opsctl ")
+    if name in _COUNTED and option in ("--limit", "--lines", "--tail", "--last", "--max-count"):
+        return _COUNTED[name]
     if path != "opsctl smoke":
         return None
     return next((words for names, words in _ELSEWHERE.items() if option in names.split()), None)

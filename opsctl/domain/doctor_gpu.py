@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from opsctl.domain.counted import counted
 from opsctl.domain.doctor import Check, State, from_finding
 from opsctl.domain.gpu_health import judge_health
 from opsctl.facts import GpuReport
@@ -23,9 +24,8 @@ def judge_gpus(report: GpuReport, *, expected: bool) -> list[Check]:
         expected: whether a server of the site uses GPUs of this machine.
     """
     if report.state == "ok":
-        text = (
-            f"{len(report.gpus)} GPUs, driver {report.driver_version}, CUDA {report.cuda_version}"
-        )
+        cards = counted(len(report.gpus), "GPU")
+        text = f"{cards}, driver {report.driver_version}, CUDA {report.cuda_version}"
         return [Check("nvml", State.OK, text), *_health(report)]
     why = report.detail or report.state
     if report.state in ("no-library", "no-devices"):
@@ -73,13 +73,13 @@ def judge_links(facts: Mapping[str, Any], tensor_parallel: int) -> list[Check]:
     modes: Mapping[str, int | None] = facts["persistence"]
     off = [uuid for uuid, mode in modes.items() if mode == 0]
     if off:
-        text = f"off on {len(off)} of {len(modes)} GPUs: without a server the driver unloads"
+        text = f"off on {len(off)} of {counted(len(modes), 'GPU')}: without a server the driver unloads"
         command = "systemctl enable --now nvidia-persistenced"
         checks = [Check("persistence", State.WARN, text, command=command)]
     elif None in modes.values():
         checks = [Check("persistence", State.UNKNOWN, "NVML does not tell it")]
     else:
-        checks = [Check("persistence", State.OK, f"on for {len(modes)} GPUs")]
+        checks = [Check("persistence", State.OK, f"on for {counted(len(modes), 'GPU')}")]
     return checks + ([_peers(facts["peers"])] if tensor_parallel > 1 and facts["peers"] else [])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from opsctl.domain.counted import counted
 from opsctl.domain.launch import ranks_here, tensor_parallel, value_of
 from opsctl.domain.process import shorten
 from opsctl.domain.visible import judge_nodes, judge_visible
@@ -259,12 +260,15 @@ def _gpus(wanted: Wanted) -> tuple[list[Finding], list[Finding]]:
         problems += judge_nodes(wanted.argv)
         problems += judge_visible(wanted.env, wanted.argv, wanted.gpus, wanted.gpu_report.gpus)
     if wanted.is_sglang and 0 < len(wanted.gpus) < need:
-        text = f"the arguments want {need} GPUs, the server has {len(wanted.gpus)}"
+        text = f"the arguments want {counted(need, 'GPU')}, the server has {len(wanted.gpus)}"
         problems.append(Finding("gpu-count", "gpus", text, "correct tp, pp or gpus.select"))
     if wanted.expected_gpus is not None and len(wanted.gpus) < wanted.expected_gpus:
-        text = f"{len(wanted.gpus)} are there, {wanted.expected_gpus} are expected"
+        text = f"{counted(len(wanted.gpus), 'GPU')} of {wanted.expected_gpus} expected here"
         detail = wanted.gpu_report.detail
-        unsure.append(Finding("gpu-count", "gpus", text + (f" ({detail})" if detail else "")))
+        step = (
+            "find the missing one with `nvidia-smi -L` and the kernel log, or correct gpus.expect"
+        )
+        unsure.append(Finding("gpu-count", "gpus", text + (f" ({detail})" if detail else ""), step))
     return problems, unsure
 
 

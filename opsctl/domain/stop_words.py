@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opsctl.domain.counted import counted
 from opsctl.domain.gpu import MIB
 from opsctl.domain.process import Judged, shorten
 from opsctl.domain.protection import owner_of
@@ -23,7 +24,7 @@ def plan_lines(plan: StopPlan, *, kills: bool, grace_s: float) -> list[str]:
         lines.append("  no process of it runs here: nothing to signal")
     else:
         how = "KILL at once" if kills else f"TERM to the root, KILL after {grace_s:g} s"
-        lines.append(f"  to stop: {len(plan.targets)} processes ({how}):")
+        lines.append(f"  to stop: {counted(len(plan.targets), 'process', 'processes')} ({how}):")
         lines += _table(plan.targets)
         if plan.evicted:
             pids = ", ".join(str(judged.pid) for judged in plan.evicted)
@@ -51,7 +52,9 @@ def _memory(plan: StopPlan) -> list[str]:
     cards = len({hold.uuid for hold in holds})
     known = [hold.used_bytes for hold in holds if hold.used_bytes is not None]
     amount = f"{sum(known) // MIB} MiB" if len(known) == len(holds) else "an amount NVML hides"
-    return [f"  they hold {amount} on {cards} GPUs; each is proven free afterwards, by UUID"]
+    return [
+        f"  they hold {amount} on {counted(cards, 'GPU')}; each is proven free afterwards, by UUID"
+    ]
 
 
 def result_lines(rows: Sequence[tuple[Judged, Outcome]]) -> list[str]:

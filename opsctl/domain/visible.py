@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from opsctl.domain.counted import counted
 from opsctl.domain.launch import SECRET, ranks_here, value_of
 from opsctl.facts import Gpu
 from opsctl.output import Finding
@@ -48,7 +49,9 @@ def judge_visible(
     need = ranks_here(argv)
     found: list[Finding] = []
     if len(devices) < need:
-        text = f"it shows {len(devices)} GPUs to the server, and the arguments want {need}"
+        text = (
+            f"it shows {counted(len(devices), 'GPU')} to the server, and the arguments want {need}"
+        )
         found.append(Finding("gpu-count", VARIABLE, text, "correct it in the server's env, or tp"))
     ours = {gpu.uuid for gpu in selected}
     for name in devices:

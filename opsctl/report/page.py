@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from html import escape
 
+from opsctl.domain.counted import counted
 from opsctl.report.content import TREND, Content, Group, Run, Server, kind_of
 from opsctl.report.details import details
 from opsctl.smoke.html import COLOURS, STYLE
@@ -70,7 +71,7 @@ def history_page(content: Content) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>opsctl: runs of {len(content.servers)} servers</title>"
+        f"<title>opsctl: runs of {counted(len(content.servers), 'server')}</title>"
         f"<style>{STYLE}{colours}{OWN_STYLE}</style></head>"
         f"<body>{''.join(body)}<script>{SCRIPT}</script></body></html>\n"
     )
@@ -115,7 +116,7 @@ def _server(server: Server) -> str:
             f" {_when(last.started_s)}"
         ),
         f"last proven {_when(proven.row.started_s)}" if proven else "never proven in these runs",
-        f"{len(server.runs)} runs, {failed} not good",
+        f"{counted(len(server.runs), 'run')}, {failed} not good",
     ]
     marks = "".join(
         f'<a class="{kind_of(run.row)}" href="#{_anchor(run)}" '
@@ -165,7 +166,7 @@ def _groups(groups: Sequence[Group]) -> str:
         more = f" and {len(group.runs) - 6} more" if len(group.runs) > 6 else ""
         cards.append(
             f'<div class="card"><h3 class="bad">{escape(group.signature)}</h3>'
-            f"<p>{len(group.runs)} runs of {escape(servers)}, first {_when(first.row.started_s)}, "
+            f"<p>{counted(len(group.runs), 'run')} of {escape(servers)}, first {_when(first.row.started_s)}, "
             f"last {_when(last.row.started_s)}</p><p>{escape(group.explanation)}</p>"
             f"<p><small>{links}{more}</small></p></div>"
         )

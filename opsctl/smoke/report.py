@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from opsctl.domain.counted import counted
 from opsctl.domain.report import LevelReport, Outcome, Spread
 from opsctl.output import Document, Finding
 from opsctl.smoke.run import SmokeReport
@@ -159,7 +160,9 @@ class PlainView:
             self._write(f"smoke: {info.kind} server, {info.api} route, levels {levels}")
         elif kind == "level":
             way = "" if payload["phase"] == "up" else f" ({payload['phase']})"
-            self._write(f"C={payload['concurrency']}{way}: {payload['requests']} requests")
+            self._write(
+                f"C={payload['concurrency']}{way}: {counted(payload['requests'], 'request')}"
+            )
         elif kind == "confirm":
             self._write(f"sign of trouble: {payload['sign'].detail}; looking whether it lives")
         elif kind == "evidence":

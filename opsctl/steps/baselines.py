@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from opsctl.domain.counted import counted
 from opsctl.domain.gpu import Baseline
 from opsctl.errors import ConfigError
 from opsctl.output import Finding
@@ -51,7 +52,8 @@ def save_baselines(state_dir: Path, host: str, learned: Mapping[str, Baseline]) 
             _add(body, host, learned)
             _write(path, json.dumps(body, indent=2, sort_keys=True) + "\n")
     except OSError as error:
-        text = f"the idle baselines of {len(learned)} GPUs were not kept: {error.strerror or error}"
+        cards, why = counted(len(learned), "GPU"), error.strerror or error
+        text = f"the idle baselines of {cards} were not kept: {why}"
         step = "make room there or mend its rights; they are learned again from idle cards"
         return [Finding("baseline-not-kept", str(path), text, step)]
     return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from opsctl.domain.counted import counted
 from opsctl.errors import ConfigError, Interrupted
 from opsctl.output import Finding
 from opsctl.sglang.metrics import running_of_loads
@@ -39,15 +40,15 @@ def drain(ctx: StepContext, seconds: float) -> list[Finding]:
             text = "the server does not say how many requests run, so nothing was waited for"
             step = "its own TERM handling drains it, within --grace"
             return [Finding("not-drained", ctx.server_name, text, step)]
-        ctx.reporter.progress(f"draining: {running} requests run or wait")
+        ctx.reporter.progress(f"draining: {counted(running, 'request')} running or waiting")
         if ctx.cancelled.is_set():
             raise Interrupted(
-                f"interrupted while {running} requests still ran; nothing was signalled",
+                f"interrupted while {counted(running, 'request')} still ran; nothing was signalled",
                 next_step="the server runs as before",
                 subject=ctx.server_name,
             )
         if ctx.clock.now() >= end:
-            text = f"{running} requests still ran after {seconds:g} s"
+            text = f"{counted(running, 'request')} still ran after {seconds:g} s"
             step = "take the server out of your router first; opsctl cannot close its port"
             return [Finding("not-drained", ctx.server_name, text, step)]
         ctx.clock.sleep(min(EVERY_S, max(0.0, end - ctx.clock.now())))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from opsctl.domain.counted import counted
 from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, GpuVerdict, MemoryVerdict
 from opsctl.domain.gpu_health import learn_baselines
 from opsctl.domain.gpu_memory import UNSEEN, judge_memory
@@ -208,9 +209,11 @@ def memory_summary(verdict: MemoryVerdict) -> str:
     states = [card.state.value for card in verdict.gpus]
     free = states.count("free")
     if verdict.exit_code == 0:
-        return f"proven free: {free} of {len(states)} GPUs"
+        return f"proven free: {free} of {counted(len(states), 'GPU')}"
     words = [f"{states.count(s)} {s}" for s in ("busy", "lost", "unknown") if s in states]
-    return f"{free} of {len(states)} GPUs free" + (f", {', '.join(words)}" if words else "")
+    return f"{free} of {counted(len(states), 'GPU')} free" + (
+        f", {', '.join(words)}" if words else ""
+    )
 
 
 def health_data(findings: list[Any]) -> list[dict[str, Any]]:

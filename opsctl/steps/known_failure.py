@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opsctl.domain.counted import counted
 from opsctl.domain.fingerprint import Attempt, Judgement, judge, shortened
 from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
@@ -138,7 +139,8 @@ def _what_is_known(judgement: Judgement, count: int, run: str) -> str:
     if not count:
         return "nothing is known yet"
     if judgement.last_passed is None:
-        return f"not known to fail ({count} attempts known)"
+        recorded = counted(count, "attempt")
+        return f"not known to fail; none of this server has passed yet ({recorded} on record)"
     if judgement.compared is None:
         return f"not known to fail; {_not_comparable(judgement.last_passed)}"
     if not judgement.differences:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.read import read_gpus
+from opsctl.domain.counted import counted
 from opsctl.domain.gpu import resolve_gpus
 from opsctl.errors import SafetyRefusal
 from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
@@ -41,7 +42,7 @@ class Lock:
         acquire(ctx, ctx.session.agent, port, owner)
         if gpus:
             acquire(ctx, ctx.session.gpu_agent, gpus, owner)
-        words = f"port {ctx.server.port} and {len(gpus)} GPUs are ours"
+        words = f"port {ctx.server.port} and {counted(len(gpus), 'GPU')} are ours"
         return StepResult(StepOutcome.DONE, data={"locks": [*port, *gpus], "summary": words})
 
 

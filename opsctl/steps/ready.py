@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from opsctl.agent.read import read_processes
+from opsctl.domain.counted import counted
 from opsctl.domain.launch import LaunchPlan
 from opsctl.domain.process import shorten
 from opsctl.domain.ready import (
@@ -273,7 +274,8 @@ class _Wait:
         words = "its port and its process; no generation endpoint is known for it"
         if answer is not None:
             said = f"{answer.tokens} tokens" if answer.tokens else repr(answer.text[:40])
-            words = f"{len(workers.members)} processes, one real answer ({said} in {answer.seconds:.2f} s)"
+            processes = counted(len(workers.members), "process", "processes")
+            words = f"{processes}, one real answer ({said} in {answer.seconds:.2f} s)"
         data["summary"] = f"ready after {data['seconds']:.1f} s: {words}"
         self.remember(workers)
         data["silent_patches"] = sorted(self.awaited)

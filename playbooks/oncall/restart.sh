@@ -5,8 +5,11 @@
 #
 # It changes nothing before the plan was shown and agreed to (or --yes was given). The exit code is opsctl's.
 set -u
-server=${1:?usage: restart.sh SERVER REASON [options]}
-reason=${2:?usage: restart.sh SERVER REASON [options]}
+if [ $# -lt 2 ] || [ -z "$1" ] || [ -z "$2" ]; then
+    echo "usage: ${0##*/} SERVER \"REASON\" [opsctl options, such as --yes or --no-smoke]" >&2
+    exit 2
+fi
+server=$1 reason=$2
 shift 2
 
 opsctl config check || exit $?

@@ -5,7 +5,11 @@
 #
 # Each command is tried whatever the others said; a missing file means that it had nothing to say.
 set -u
-server=${1:?usage: triage.sh SERVER [FOLDER]}
+if [ -z "${1:-}" ]; then
+    echo "usage: ${0##*/} SERVER [FOLDER]" >&2
+    exit 2
+fi
+server=$1
 folder=${2:-triage-$server-$(date -u +%Y%m%d-%H%M%S)}
 mkdir -p "$folder" || exit 1
 

@@ -91,7 +91,7 @@ def test_a_request_that_does_not_end_is_given_up_and_said(port: int, tmp_path: P
             result = StopServer(drain_s=1.0, grace_s=0.1).run(ctx)
 
         assert not is_alive(pid)
-        assert "1 requests still ran" in next(
+        assert "1 request still ran" in next(
             one.text for one in result.findings if one.code == "not-drained"
         )
         assert answer.exception(10) is not None

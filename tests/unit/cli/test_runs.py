@@ -114,6 +114,46 @@ def test_history_as_json_keeps_the_contract(
     assert [set(run) >= wanted for run in document["data"]["runs"]] == [True]
 
 
+def test_show_of_a_smoke_lists_its_levels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smoke has no steps; what it measured stands where they would."""
+    ledger = Ledger.open(tmp_path)
+    run = "20261130-010000-aaaa"
+    ledger.begin(run, server="glm5", playbook="smoke", at_s=1.0, who="ann", reason=None, inputs={})
+    good = {"concurrency": 2, "outcome": "passed", "output_tok_s": 59.51, "ttft_ms": {"p50": 215.6}}
+    bad = {"concurrency": 5, "outcome": "crashed", "reason": "the server is gone"}
+    document = {"data": {"levels": [good, bad]}}
+    ledger.finish(run, at_s=9.0, outcome="crashed", exit_code=60, signature=None, document=document)
+    ledger.close()
+
+    code, out, _ = opsctl(capsys, "show", "last", "--state", str(tmp_path))
+
+    assert code == 0
+    assert "steps:" not in out
+    assert "    C=2: passed, 59.5 tok/s, TTFT p50 215.6 ms\n" in out
+    assert "    C=5: crashed (the server is gone)" in out
+
+
+def test_too_short_an_id_is_told_with_what_to_do(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How many it fits, some of them, and where the rest is listed."""
+    code, _, err = opsctl(capsys, "show", "20261129", "--state", str(state))
+
+    assert code == 2
+    assert "fits 3 runs" in err
+    assert "next: give more of its id; `opsctl history --all" in err
+
+
+def test_history_takes_n_where_others_take_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest letters would be --site."""
+    code, _, err = opsctl(capsys, "history", "--limit", "5")
+
+    assert code == 2
+    assert "next: -n N is how many runs are listed" in err
+
+
 def test_show_names_the_step_that_never_ended(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_baseline_that_cannot_be_kept_is_told_and_no_failure(tmp_path: Path) -
     (finding,) = save_baselines(tmp_path / "file", "a", {"GPU-1": Baseline(5, 2)})
 
     assert finding.code == "baseline-not-kept"
-    assert "of 1 GPUs were not kept" in finding.text
+    assert "of 1 GPU were not kept" in finding.text
 
 
 def test_a_writer_that_stands_still_is_not_waited_for(
