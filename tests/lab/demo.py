@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.lab import lifecycle, packages
+from tests.lab import lifecycle, packages, rootfs
 from tests.lab.enter import enter_argv, lab_environment
 from tests.lab.errors import LabError
 from tests.lab.fixture import Lab
@@ -36,14 +36,16 @@ def main() -> int:
 
     started = time.monotonic()
     instance = find_instance()
+    code = 1
     try:
         code = _with_root(instance) if os.geteuid() == 0 else _without_root(instance)
     except (LabError, BuildError) as error:
         print(f"demo: {error}", file=sys.stderr)
-        code = 1
     finally:
         say("taking the lab down")
-        lifecycle.down(instance)
+        lifecycle.down(instance, keep_logs=code != 0)
+    if code != 0 and lifecycle.any_logs(instance):
+        _indented(f"the logs of its hosts are kept in {instance.log_dir}")
     verdict = "done" if code == 0 else "FAILED"
     say(f"{verdict} in {time.monotonic() - started:.0f} s")
     return code
@@ -61,6 +63,7 @@ def _indented(text: str) -> None:
 def _with_root(instance: Instance) -> int:
     from tests.lab.sglang import environment
 
+    rootfs.check_machine()
     say(f"real SGLang {VERSION} for the CPU (the first time: 1 GB to fetch, a minute or two)")
     with ThreadPoolExecutor(1) as beside:
         debian = beside.submit(packages.install, packages.NEEDED)

@@ -35,6 +35,20 @@ def setns(path: str, flags: int) -> None:
         os.close(descriptor)
 
 
+def in_chroot() -> bool:
+    """Return whether / is not the root of this mount namespace; False where nobody may look."""
+    child = os.fork()
+    if child == 0:
+        answer = 2
+        try:
+            here = os.stat("/")
+            setns("/proc/self/ns/mnt", NEWNS)  # enters at the namespace's root
+            answer = int(not os.path.samestat(here, os.stat("/")))
+        finally:
+            os._exit(answer)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
 def mount(source: str, target: str | Path, kind: str, flags: int = 0, options: str = "") -> None:
     """Call mount(2)."""
     result = _libc.mount(

@@ -150,14 +150,19 @@ def _build_inside(instance: Instance, record: Record) -> None:
         raise LabError(f"{last}; logs: {instance.log_dir}")
 
 
-def down(instance: Instance) -> bool:
-    """Take the lab down; return whether there was anything."""
+def down(instance: Instance, *, keep_logs: bool = False) -> bool:
+    """Take the lab down; return whether there was anything. ``keep_logs``: but for the logs of its hosts."""
     if instance.is_inside():
         raise LabError("this runs inside the lab; leave it first")
     with instance.locked("down"):
         there = instance.dir.exists()
-        tear_down(instance)
+        tear_down(instance, keep_logs=keep_logs and any_logs(instance))
         return there
+
+
+def any_logs(instance: Instance) -> bool:
+    """Return whether a lab, or what is left of one, has logs."""
+    return instance.log_dir.is_dir() and any(instance.log_dir.iterdir())
 
 
 def tear_down(instance: Instance, *, keep_logs: bool = False) -> None:

@@ -60,8 +60,14 @@ def check_machine() -> None:
     """Refuse a machine whose root file system cannot be the lower layer of the hosts.
 
     Raises:
-        LabError: a part of the distribution is another file system, which an overlay does not follow.
+        LabError: this is a chroot, or a part of the distribution is another file system, which an overlay
+            does not follow.
     """
+    if kernel.in_chroot():
+        raise LabError(
+            "not inside a chroot: whatever enters the lab's namespaces is outside of it again; use a virtual "
+            "machine, a container, or unshare -m with pivot_root"
+        )
     root = Path("/").stat().st_dev
     apart = [f"/{name}" for name in ("etc", "usr", "var") if Path("/", name).stat().st_dev != root]
     if apart:
