@@ -69,6 +69,13 @@ need_packages() {
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null 9>&-
 }
 
+# uv keeps nothing in /tmp, and as root what it fetched where the lab keeps such things.
+uv_leaves_nothing() {
+  mkdir -p .venv/tmp
+  export TMPDIR=$ROOT/.venv/tmp
+  if is_root; then export UV_CACHE_DIR="${UV_CACHE_DIR:-${OPSCTL_LAB_CACHE:-/var/cache/opsctl-lab}/sglang/uv}"; fi
+}
+
 python_for_venv() {
   local candidate
   for candidate in python3 python3.13 python3.12 python3.11; do
@@ -98,11 +105,12 @@ make_venv() {
     rm -rf .venv
     "$python" -m venv .venv
     local pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
-    if ! { "${pip[@]}" uv && (eval "$(.venv/bin/python tests/lab/pip_config.py)" &&
+    if ! { "${pip[@]}" uv && (uv_leaves_nothing && eval "$(.venv/bin/python tests/lab/pip_config.py)" &&
       .venv/bin/uv pip install -q --python .venv/bin/python -e '.[test]'); }; then
       echo "uv could not install it; pip does, which takes longer" >&2
       "${pip[@]}" -e '.[test]'
     fi
+    rm -rf .venv/tmp
     echo "$stamp" >.venv/.stamp
   fi
   export PATH="$ROOT/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=

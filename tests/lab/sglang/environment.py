@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,17 @@ TORCHVISION = "torchvision==0.28.0"  # imported by transformers; its CUDA operat
 VERSIONS = ("0.5.12.post1", "0.5.9")
 STAMP = "opsctl-lab.json"
 IMPORT_TIMEOUT_S = 600.0
+KEPT_LINES, LONGEST = 12, 400  # of a traceback, from each end
+MISSING_LIBRARY = re.compile(r"(?:cannot load library '|\b)(lib[\w+-][\w.+-]*?\.so[.\d]*)")
+LIBRARIES = {
+    "libsndfile": "libsndfile1",
+    "libGL.": "libgl1",
+    "libgomp": "libgomp1",
+    "libnuma": "libnuma1",
+    "libglib-2": "libglib2.0-0",
+    "libstdc++": "libstdc++6",
+    "libopenblas": "libopenblas0",
+}
 # what a server has imported when it is ready; importing it writes the bytecode of those modules
 IMPORTED = """
 import sglang.launch_server, sglang.srt.entrypoints.http_server, sglang.srt.server_args
@@ -150,6 +162,9 @@ def _compile_imported(python: Path, version: str) -> None:
 
     environment = {**os.environ, **server_environment(eagle=True)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", str(python.parents[2] / "inductor")
+    )  # not /tmp
     done = subprocess.run(
         [str(python), "-c", IMPORTED],
         capture_output=True,
@@ -160,7 +175,21 @@ def _compile_imported(python: Path, version: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise BuildError(f"sglang {version} does not import:\n{done.stderr.strip()[-1500:]}")
+        raise BuildError(f"sglang {version} does not import:\n{_import_words(done.stderr)}")
+
+
+def _import_words(said: str) -> str:
+    """Return both ends of a traceback and, where a shared library is missing, what brings it."""
+    lines = said.strip().splitlines()
+    if len(lines) > 2 * KEPT_LINES:
+        cut = f"  ... ({len(lines) - 2 * KEPT_LINES} lines)"
+        lines = [*lines[:KEPT_LINES], cut, *lines[-KEPT_LINES:]]
+    if found := MISSING_LIBRARY.search(said):
+        name = found[1]
+        package = next((LIBRARIES[stem] for stem in LIBRARIES if name.startswith(stem)), None)
+        how = f"apt-get install {package}" if package else f"install the package that has {name}"
+        lines.append(f"  next: {how}, then run this again (what was installed is kept)")
+    return "\n".join(line[:LONGEST] for line in lines)
 
 
 def _install_shim(home: Path) -> None:

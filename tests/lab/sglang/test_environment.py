@@ -56,3 +56,22 @@ def test_the_stand_ins_of_this_checkout_replace_older_ones(tmp_path: Path) -> No
     assert names == {path.name for path in environment.SHIM.glob("*.py")}
     assert "hold.py" in names
     assert (site / "opsctl-lab-cpu.pth").read_text() == "import opsctl_lab_cpu\n"
+
+
+def test_a_missing_library_is_named_with_its_package() -> None:
+    """The traceback keeps both ends; a library that no package is known for is named all the same."""
+    frames = [f'  File "module{number}.py", line 1, in <module>' for number in range(60)]
+    begin = "Traceback (most recent call last):"
+    sound = "OSError: cannot load library 'libsndfile.so': libsndfile.so: cannot open shared object file"
+    other = "ImportError: libfoo-2.so.1: cannot open shared object file: No such file or directory"
+
+    words = environment._import_words("\n".join([begin, *frames, sound]))
+    unknown = environment._import_words(f"{begin}\n{other}")
+    none = environment._import_words(f"{begin}\nModuleNotFoundError: No module named 'x'")
+
+    assert words.splitlines()[0] == begin
+    assert "(38 lines)" in words
+    assert words.splitlines()[-2] == sound
+    assert "  next: apt-get install libsndfile1, then run this again" in words.splitlines()[-1]
+    assert "next: install the package that has libfoo-2.so.1" in unknown
+    assert "next:" not in none
