@@ -48,7 +48,7 @@ class Lock:
 
 def gpu_locks(ctx: StepContext) -> list[str]:
     """Return the lock of each GPU of the server, in UUID order: two runs never wait crosswise."""
-    report = read_gpus(ctx.session.gpu_agent)
+    report = read_gpus(ctx.session.gpu_agent, xids=False)
     if report.state in NO_GPUS:
         return []
     uuids, _ = resolve_gpus(ctx.server.gpus.select, report)
