@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LEDGER_WAIT_S = 0.2
 # a look after the crash is no news about the server
@@ -44,7 +45,8 @@ def last_failed_run(state: Path, server: str) -> FailedRun | None:
         return None
 
 
-def _read(path: Path, runs: Path, server: str) -> FailedRun | None:
+def read_row(path: Path, query: str, value: str) -> tuple[Any, ...] | None:
+    """Return the first row of a query with one value; None too where the ledger is absent or busy."""
     import sqlite3
 
     # without a WAL nobody has it open: read as it stands, or a mere look would leave a WAL behind
@@ -54,11 +56,16 @@ def _read(path: Path, runs: Path, server: str) -> FailedRun | None:
             f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=LEDGER_WAIT_S
         )
         try:
-            row = connection.execute(QUERY, (server,)).fetchone()
+            row: tuple[Any, ...] | None = connection.execute(query, (value,)).fetchone()
         finally:
             connection.close()
     except sqlite3.Error:
         return None
+    return row
+
+
+def _read(path: Path, runs: Path, server: str) -> FailedRun | None:
+    row = read_row(path, QUERY, server)
     if row is None or not row[3]:  # no exit code: still open
         return None
     run, playbook, outcome, code, signature = row

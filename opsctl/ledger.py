@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from opsctl import ledger_tables as tables
 from opsctl import stop_record
 from opsctl.domain.fingerprint import Attempt
-from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow
+from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow, why_of
 from opsctl.errors import ConfigError, OpsctlError, SafetyRefusal, UsageError
 from opsctl.output import well_formed
 
@@ -257,26 +257,28 @@ class Ledger:
     def whys(self, rows: Sequence[RunRow]) -> dict[str, str]:
         """Return for each run of these that did not end well what stopped it: the step, and its words."""
         found: dict[str, str] = {}
-        bad = [row.id for row in rows if row.exit_code]
-        steps, runs = tables.steps.c, tables.runs.c
+        steps, runs, notes = tables.steps.c, tables.runs.c, tables.notes.c
         with self._guard(), self._engine.connect() as connection:
-            for run in bad:
-                step = connection.execute(
-                    sa.select(steps.name, steps.body)
-                    .where((steps.run == run) & steps.outcome.not_in(("done", "unchanged")))
+            for row in (row for row in rows if row.exit_code):
+                resumed = sa.select(sa.func.max(notes.at_s)).where(
+                    (notes.run == row.id) & (notes.code == "resumed")
+                )
+                done = connection.execute(
+                    sa.select(steps.name, steps.outcome, steps.body)
+                    .where(steps.run == row.id)
+                    .where(steps.started_s >= (connection.execute(resumed).scalar() or 0.0))
                     .order_by(steps.started_s, steps.position)
-                    .limit(1)
-                ).first()
-                text = None if step is None else _first_text(_load(step.body))
-                if step is not None and text:
-                    found[run] = f"{step.name}: {text}"
-                    continue
+                ).all()
                 document = connection.execute(
-                    sa.select(runs.document).where(runs.id == run)
+                    sa.select(runs.document).where(runs.id == row.id)
                 ).scalar()
-                text = _first_text(json.loads(document)) if document else None
-                if text:
-                    found[run] = text
+                why = why_of(
+                    row.exit_code,
+                    [(step.name, step.outcome, _load(step.body)) for step in done],
+                    json.loads(document) if document else {},
+                )
+                if why:
+                    found[row.id] = why
         return found
 
     def count(self, **wanted: Any) -> int:
@@ -402,11 +404,6 @@ def _mend(said: str, where: str) -> str:
 
 def _dump(body: Mapping[str, Any]) -> str:
     return well_formed(json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=str))
-
-
-def _first_text(body: Mapping[str, Any]) -> str | None:
-    """Return the first finding of a step or a document in words."""
-    return next((str(one.get("text")) for one in body.get("findings") or () if one), None)
 
 
 def _load(text: str | None) -> dict[str, Any]:

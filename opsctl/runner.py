@@ -60,6 +60,7 @@ class RunReport:
     preview: list[tuple[str, list[str]]] = field(default_factory=list)  # dry run: step, lines
     waits_for: str | None = None  # dry run: the step before which the rest cannot be looked at
     outside: str | None = None  # what happened to the server's place meanwhile, by no step of ours
+    earlier: Mapping[str, str] = field(default_factory=dict)  # of a continued run: step, outcome
 
     @property
     def failed(self) -> bool:
@@ -71,7 +72,8 @@ class RunReport:
             self.outcome, self.exit_code = outcome, exit_code or 1
 
     def state(self, *, running: bool = True) -> str:
-        left = describe_state({step.name: step.outcome for step in self.steps}, running=running)
+        now = {step.name: step.outcome for step in self.steps if step.outcome != SKIPPED}
+        left = describe_state({**self.earlier, **now}, running=running)
         return f"{left}; {self.outside}" if self.outside else left
 
 
@@ -86,7 +88,7 @@ class Runner:
         self._ledger = ledger
         self._before = before  # what the ledger knows of a run that is continued
         self._changed = before is not None
-        self.report = RunReport()
+        self.report = RunReport(earlier=_earlier(before))
         ctx.ahead = tuple(
             item.step
             for item in plan.steps
@@ -124,6 +126,8 @@ class Runner:
     def _visit(self, item: PlannedStep) -> None:
         if self._ctx.cancelled.is_set() and not self.report.failed:
             self.report.fail(INTERRUPTED, Interrupted.exit_code)
+            text = f"interrupted by the operator before {item.name}"
+            self.report.findings.append(Finding("interrupted", item.name, text))
         if not item.wanted or (self.report.failed and not item.always):
             self.report.steps.append(StepReport(item.name, SKIPPED, 0.0))
             return
@@ -295,6 +299,15 @@ def _cut_by_operator(item: PlannedStep) -> StepResult:
     half = getattr(item.step, "half_done", f"{item.step.describe()}: this may be half done")
     finding = Finding("interrupted", item.name, f"stopped at once inside {item.name}: {half}")
     return StepResult(StepOutcome.UNKNOWN, findings=(finding,), exit_code=Interrupted.exit_code)
+
+
+def _earlier(before: RunDetail | None) -> dict[str, str]:
+    """Return how the steps of a run's earlier passes ended; one that was cut may have been done."""
+    known = {item.value for item in StepOutcome}
+    rows = before.steps if before is not None else ()
+    return {
+        row.name: row.outcome if row.outcome in known else StepOutcome.UNKNOWN.value for row in rows
+    }
 
 
 def _result_of_row(row: StepRow) -> StepResult:

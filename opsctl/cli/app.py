@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from opsctl.cli import given
-from opsctl.errors import OpsctlError, SafetyRefusal
+from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding, document_of_error
 
 COMPLETE = "_OPSCTL_COMPLETE"  # click's name for it: the variable by which a shell asks for words
@@ -66,6 +66,7 @@ class App:
 
         Raises:
             SafetyRefusal: exit 50, when the answer is no or there is nobody to ask.
+            Interrupted: exit 130, on Ctrl-C, which is a no at once.
         """
         if self.yes:
             return
@@ -75,7 +76,15 @@ class App:
                 next_step="look at the plan with --dry-run, then run it again with --yes",
                 code="not-confirmed",
             )
-        if not click.confirm(question, default=False, err=True):
+        from opsctl.cli.signals import ending_at_once
+
+        try:
+            with ending_at_once():
+                agreed = click.confirm(question, default=False, err=True)
+        except click.Abort as error:
+            click.echo(err=True)
+            raise Interrupted("interrupted at the question; nothing was changed") from error
+        if not agreed:
             raise SafetyRefusal("not confirmed; nothing was changed", code="not-confirmed")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -135,6 +136,7 @@ def table(rows: list[RunRow], whys: Mapping[str, str] | None = None) -> str:
         return "no runs"
     from opsctl.cli.render import columns
 
+    width = shutil.get_terminal_size((120, 24)).columns
     cells = []
     for row in rows:
         outcome = row.outcome or "open"
@@ -142,7 +144,7 @@ def table(rows: list[RunRow], whys: Mapping[str, str] | None = None) -> str:
             outcome += f" {row.exit_code}"
         begun = f"  {row.reason}" if row.reason else ""
         why = (whys or {}).get(row.id)
-        stopped = f"  ({why})" if why else ""
+        stopped = f"  ({one_line(why, width - 4)})" if why else ""
         cells.append(
             (
                 row.id,
@@ -156,6 +158,12 @@ def table(rows: list[RunRow], whys: Mapping[str, str] | None = None) -> str:
         )
     head = ("run", "when (UTC)", "server", "what", "outcome", "signature", "who, why")
     return "\n".join(columns(cells, head, indent=0, whole=True))
+
+
+def one_line(text: str, width: int) -> str:
+    """Return a reason in at most one line; `show` has all of it."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: max(1, width - 3)]}..."
 
 
 def describe(detail: RunDetail) -> str:

@@ -62,6 +62,21 @@ def stays_open(before: RunDetail | None, report: RunReport, ctx: StepContext) ->
     return not overtaken and not began & {step.name for step in ctx.ahead}
 
 
+def close_if_nothing_began(before: RunDetail | None, report: RunReport, ctx: StepContext) -> None:
+    """Let a first pass that ended before it began to change anything be no run to go on with.
+
+    A new run does the same; what stood in its way (a wrong site file, a host that is off) is said.
+    """
+    from opsctl.runner import CUT, RESUMABLE, SKIPPED
+    from opsctl.steps.base import Effect
+
+    if before is not None or report.outcome not in RESUMABLE:
+        return
+    began = {step.name for step in report.steps if step.outcome != SKIPPED}
+    if not began & {step.name for step in ctx.ahead if step.effect is not Effect.READ}:
+        report.outcome = "failed" if report.outcome == CUT else "refused"
+
+
 def look_after_a_cut(report: RunReport, ctx: StepContext) -> None:
     """Say what became of the server's container, where that is why the run was cut."""
     from opsctl.runner import CUT

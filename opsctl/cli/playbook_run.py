@@ -6,6 +6,7 @@ import getpass
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, emit
 from opsctl.cli.notified import tell, telling_errors
-from opsctl.cli.playbook_continue import build_again, look_after_a_cut, stays_open
+from opsctl.cli.playbook_continue import (
+    build_again,
+    close_if_nothing_began,
+    look_after_a_cut,
+    stays_open,
+)
+from opsctl.open_runs import mark, unmark, unmark_all
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
@@ -83,6 +90,7 @@ def run_order(app: App, order: Order, before: RunDetail | None = None) -> int:
         try:
             run = before.run.id if before else new_run_id()
             begin(ledger, run, order, before)
+            mark(app.state(), run, order.server)
             with open_session(site, order.server) as session:
                 session.may_be_stopped = plan.only_stops
                 document, text = run_plan(app, order, plan, session, ledger, run, before)
@@ -139,11 +147,16 @@ def run_plan(
     with polite_signals(ctx.cancelled, ctx.reporter):
         report = Runner(plan, ctx, ledger, before).run()
     look_after_a_cut(report, ctx)
+    close_if_nothing_began(before, report, ctx)
     is_open = stays_open(before, report, ctx)
     document = make_document(order.command, report, ctx, is_open=is_open)
     # a pass that did nothing leaves the run as it was: cut
     outcome = CUT if is_open and report.outcome not in RESUMABLE else report.outcome
     write_end(ledger, run, document, report, ctx, outcome)
+    if outcome not in RESUMABLE:
+        unmark(app.state(), run)
+    if outcome == "done" and "launch" in ctx.results:
+        unmark_all(app.state(), order.server)
     return document, lambda: describe(document, report, ctx)
 
 
@@ -232,6 +245,7 @@ def make_document(
     findings = list(report.findings)
     if is_open:
         next_step = f"opsctl resume {ctx.run_id}"
+        next_step += "" if sys.stdin.isatty() and sys.stderr.isatty() else " --yes"
         findings.append(
             Finding(
                 "resumable", ctx.run_id, f"{report.outcome}: {state_of(report, ctx)}", next_step

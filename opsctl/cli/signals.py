@@ -1,4 +1,4 @@
-"""Ctrl-C in a run: once ends after the step in hand, twice ends at once."""
+"""Ctrl-C in a run: once ends after the step in hand, twice ends at once; at a question it is a no."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from types import FrameType
 from opsctl.steps.base import Reporter
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Raise KeyboardInterrupt on the first signal while the block asks: nothing is in hand."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

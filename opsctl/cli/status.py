@@ -9,6 +9,7 @@ import click
 from opsctl.cli.app import App, command, emit
 from opsctl.cli.render import columns, duration, mib
 from opsctl.domain.counted import counted
+from opsctl.open_runs import open_run_of
 from opsctl.output import Document, Finding
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ def _show(app: App, hosts: Any, target: str | None) -> int:
 
 
 def tell_last_runs(state: Path, overview: Overview) -> None:
-    """Add to each server that is down how its last run failed, where the ledger knows."""
+    """Add to each server the run that is open on it, and to one that is down how its last run failed."""
     for view in overview.servers:
+        found = open_run_of(state, view.name)
+        if found is not None:
+            view.notes.append(found)
         if view.judgement.state.value in ("stopped", "broken"):
             from opsctl.last_run import last_failed_run
 

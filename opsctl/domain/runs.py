@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from opsctl.domain.state import GOOD
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,30 @@ def why_not_continued(detail: RunDetail, planned: Sequence[str]) -> str | None:
             name = planned[after]
             return f"the playbook has '{name}' before '{row.name}' now, and it was done after it"
     return None
+
+
+def why_of(
+    exit_code: int | None,
+    steps: Sequence[tuple[str, str | None, Mapping[str, Any]]],
+    document: Mapping[str, Any],
+) -> str | None:
+    """Return what ended a run: the step with its exit code, else what no good step has said.
+
+    What a step that went well warned of is no reason.
+
+    Args:
+        exit_code: the run's.
+        steps: name, outcome and body of the steps of its last pass, in order.
+        document: what the run printed.
+    """
+    bad = [one for one in steps if one[1] not in (*GOOD, None)]
+    bad.sort(key=lambda one: one[2].get("exit_code") != exit_code)
+    for name, _, body in bad:
+        if texts := _texts(body):
+            return f"{name}: {texts[0]}"
+    warned = {text for _, outcome, body in steps if outcome in GOOD for text in _texts(body)}
+    return next((text for text in _texts(document) if text not in warned), None)
+
+
+def _texts(body: Mapping[str, Any]) -> list[str]:
+    return [str(one.get("text")) for one in body.get("findings") or () if one]

@@ -256,9 +256,37 @@ def test_ctrl_c_once_finishes_the_step_and_says_where_things_are(ground: Ground)
     assert document["exit_code"] == 130
     assert "not proven ready" in document["data"]["state"]
     assert len(ground.mains()) == 1
+    check_what_is_said_of_an_open_run(ground, document["run"])
     resumed = ground.json("resume", document["run"], "--yes")
     assert resumed["outcome"] == "done"
     assert len(ground.mains()) == 1
+
+
+def check_what_is_said_of_an_open_run(ground: Ground, run: str) -> None:
+    """`history` gives the reason, `status` the way on; a "no" to its resume tells of the whole run."""
+    (row,) = ground.json("history")["data"]["runs"]
+    assert row["why"].startswith("ready: interrupted while the server was starting")
+    (told,) = [one for one in ground.json("status")["findings"] if one["code"] == "run-open"]
+    assert f"run {run} (restart) is open: it was cut at step ready" in told["text"]
+    assert told["next"].startswith(f"opsctl resume {run}")
+    refused = ground.json("resume", run)
+    assert refused["exit_code"] == 50
+    assert "the new server was launched, and it is not proven ready" in refused["data"]["state"]
+    (way,) = [one["next"] for one in refused["findings"] if one["code"] == "resumable"]
+    assert way.startswith(f"opsctl resume {run} --yes")
+
+
+def test_a_run_that_began_nothing_is_not_resumable(ground: Ground) -> None:
+    """A container in the site file that there is not: the run has failed, and nothing is open."""
+    wrong = {"node": {"local": True}, "here": {"pct": 999999999, "via": "node"}}
+    ground.write_site(top={"hosts": wrong})
+
+    document = ground.json("restart", "one", "--yes", "--no-smoke")
+
+    assert (document["outcome"], document["exit_code"]) == ("failed", 30)
+    assert document["findings"][0]["next"]
+    assert not any("opsctl resume" in one["next"] for one in document["findings"])
+    assert ground.json("resume")["data"]["runs"] == []
 
 
 def test_ctrl_c_twice_stops_at_once_and_says_what_may_be_half_done(ground: Ground) -> None:

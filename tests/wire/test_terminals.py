@@ -118,6 +118,54 @@ def test_a_question_is_asked_on_a_terminal_and_no_means_no(ground: Ground) -> No
     assert ground.mains() == before
 
 
+def at_the_question(ground: Ground, line: str, keys: bytes) -> tuple[int, str]:
+    """Type keys at the question, on the command's controlling terminal; return exit code and screen."""
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "opsctl", *line.split()]
+    with subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ground.folder,
+        env=environment(ground), preexec_fn=own_terminal,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        drawn, typed, end = b"", False, time.monotonic() + 90
+        while time.monotonic() < end:
+            if not select.select([ours], [], [], 1)[0]:
+                continue
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:  # nobody has it open any more
+                break
+            if b"[y/N]" in drawn and not typed:
+                typed = True
+                os.write(ours, keys)
+        os.close(ours)
+        return process.wait(10), drawn.decode()
+
+
+@pytest.mark.parametrize("command", ["restart", "stop"])
+def test_ctrl_c_at_the_question_is_a_no_at_once(ground: Ground, command: str) -> None:
+    """Exit 130 without a second question; nothing was signalled, and no run is left to go on with."""
+    before = ground.mains()
+
+    code, screen = at_the_question(ground, f"{command} one --state {ground.folder}/state", b"\x03")
+
+    assert code == 130, screen
+    assert screen.count("[y/N]") == 1
+    assert "is finished first" not in screen
+    assert "opsctl resume" not in screen
+    assert ground.mains() == before
+    if command == "restart":
+        rows = ground.json("history", "-n", "1")["data"]["runs"]
+        assert (rows[0]["outcome"], rows[0]["exit_code"]) == ("refused", 130)
+        assert rows[0]["why"] == "ask: interrupted at the question; nothing was changed"
+        assert ground.json("resume")["data"]["runs"] == []
+
+
 def test_nothing_is_cut_in_a_pipe(ground: Ground) -> None:
     """A program that reads a table gets whole cells, whatever a terminal elsewhere is wide."""
     env = {**environment(ground)}

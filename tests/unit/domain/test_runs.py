@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow, why_not_continued
+from opsctl.domain.runs import NoteRow, RunDetail, RunRow, StepRow, why_not_continued, why_of
 
 RUN = RunRow("r1", "s", "restart", 1.0, None, None, None, None, "me", None, None)
 NOW = ["container", "lock", "look", "snapshot", "stop", "launch"]
@@ -40,3 +42,18 @@ def test_a_pass_after_the_change_is_not_held_against_the_first() -> None:
 def test_a_lost_or_moved_step_is_said(steps: list[tuple[int, str, float]], words: str) -> None:
     """What the run has begun must be there, in the same order."""
     assert words in str(why_not_continued(detail(*steps), NOW))
+
+
+def test_the_reason_of_a_run_is_what_ended_it_and_no_warning_of_another_step() -> None:
+    """The step with the run's exit code; without one, what no good step has said."""
+    warned = {"findings": [{"text": "it is not on the PATH"}]}
+    ended = {"findings": [{"text": "interrupted while the server was starting"}], "exit_code": 130}
+    kept = {"findings": [{"text": "no stack"}], "exit_code": 20}
+    document = {"findings": [*warned["findings"], {"text": "interrupted before stop"}]}
+    steps: list[Any] = [("preflight", "done", warned), ("collect", "failed", kept)]
+
+    assert why_of(130, [*steps, ("ready", "failed", ended)], {}) == (
+        "ready: interrupted while the server was starting"
+    )
+    assert why_of(130, steps[:1], document) == "interrupted before stop"
+    assert why_of(130, steps[:1], warned) is None
