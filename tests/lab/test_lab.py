@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.lab import gpus
+from tests.lab import gpus, interpreter
 from tests.lab.fixture import Lab, outside_network, wait_until
 from tests.lab.instance import CHECKOUT
 
@@ -207,9 +207,10 @@ def test_a_bare_interpreter_runs_the_checkouts_opsctl_on_a_tidy_site(lab: Lab) -
     bare = "/usr/bin/python3"
     if not os.path.exists(bare):
         pytest.skip("the system has no Python of its own")
-    checked = subprocess.run([bare, "-c", "import click"], capture_output=True)
+    needed = f"import {', '.join(interpreter.NEEDED)}"
+    checked = subprocess.run([bare, "-c", needed], capture_output=True)
     if checked.returncode != 0 and not (CHECKOUT / ".venv" / "bin" / "python").exists():
-        pytest.skip("no .venv here (make demo makes it), and the system's Python has no click")
+        pytest.skip("no .venv here (make demo makes it), and the system's Python lacks packages")
     names = {f"OPSCTL_LAB{end}" for end in ("", "_DIR", "_CACHE")}
     env = {"PATH": "/usr/bin:/bin", **{n: v for n, v in os.environ.items() if n in names}}
 
