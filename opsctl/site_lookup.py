@@ -53,13 +53,19 @@ class SiteLookup:
         if name in self.servers:
             return self.servers[name]
         if name in self.hosts:
-            its = ", ".join(one for one, entry in self.servers.items() if entry.host == name)
-            raise UsageError(
-                f"'{name}' is a host, not a server",
-                next_step=f"its servers: {its or 'none'}",
-                subject=name,
+            its = [one for one, entry in self.servers.items() if name in self._places_of(entry)]
+            step = (
+                f"its servers: {', '.join(its)}"
+                if its
+                else f"servers: {', '.join(self.servers) or 'none'}"
             )
+            raise UsageError(f"'{name}' is a host, not a server", next_step=step, subject=name)
         raise UsageError(f"there is no server '{name}'", next_step=self._near(name), subject=name)
+
+    def _places_of(self, entry: Server) -> set[str | None]:
+        """Return the hosts that a server is on: its own, that host's node, and that of its GPUs."""
+        own = self.hosts.get(entry.host)
+        return {entry.host, entry.gpus.host, own.via if own else None}
 
     def server_or_host(self, name: str) -> None:
         """Raise UsageError with the nearest names where ``name`` is neither a server nor a host."""

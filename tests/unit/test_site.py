@@ -234,7 +234,7 @@ def test_an_unknown_name_is_answered_with_servers_and_hosts(tmp_path: Path) -> N
         site.server("pve1")
     with pytest.raises(UsageError, match="'other' is a server, not a host") as server:
         site.host("other")
-    assert (host.value.next_step, server.value.next_step) == ("its servers: none", "its host: here")
+    assert (host.value.next_step, server.value.next_step) == ("its servers: glm5", "its host: here")
     with pytest.raises(UsageError, match="no server or host 'glm'") as caught:
         site.server_or_host("glm")
 
