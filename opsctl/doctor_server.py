@@ -18,6 +18,7 @@ from opsctl.domain.launch import tensor_parallel
 from opsctl.errors import ConfigError, OpsctlError
 from opsctl.facts import GpuReport
 from opsctl.on_host import typed_here
+from opsctl.output import Finding
 from opsctl.session import ServerSession
 from opsctl.steps.base import MonotonicClock, StepContext
 
@@ -60,6 +61,7 @@ def examine_server(session: ServerSession, reached: set[str], *, parse: bool) ->
     else:
         checks += tried("machine", lambda: [_one_machine(session)])
         checks += tried("preflight", lambda: _launch(session, parse=parse))
+        checks += tried("gpu-memory", lambda: _held_by_others(session))
         checks += tried("patches", lambda: _patches(session))
     host = session.server.host
     entry = session.hosts.site.host(host)
@@ -140,6 +142,18 @@ def _launch(session: ServerSession, *, parse: bool) -> list[Check]:
         session.server.env, tensor_parallel(plan.argv) if report.gpus else 1
     )
     return checks + _fits(session, surveyed["interpreter"], report, packages)
+
+
+def _held_by_others(session: ServerSession) -> list[Check]:
+    """Say what a restart would refuse: who else holds the server's GPUs, and stays when it is stopped."""
+    from opsctl.domain.held_after import CODE, in_words, way_out
+    from opsctl.steps.gpu_memory import what_stays
+
+    staying = what_stays(context_of(session))
+    if not staying:
+        return [Check("gpu-memory", State.OK, "no other process is seen to hold its GPUs")]
+    finding = Finding(CODE, session.name, in_words(staying), way_out(staying, session.name))
+    return [domain.from_finding("gpu-memory", State.BAD, finding)]
 
 
 def _read_packages(session: ServerSession, ctx: StepContext) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ QUERY = (
     "SELECT id, playbook, outcome, exit_code, signature FROM runs"
     " WHERE server = ? AND playbook <> 'evidence' ORDER BY started_s DESC, id DESC LIMIT 1"
 )
+# the same choice as the ledger's `whys`
+STEP_QUERY = (
+    "SELECT name, body FROM steps WHERE run = ? AND outcome NOT IN ('done', 'unchanged')"
+    " ORDER BY started_s, position LIMIT 1"
+)
+DOCUMENT_QUERY = "SELECT document FROM runs WHERE id = ?"
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """The newest run of a server, which failed. ``log_kept``: `opsctl diagnose` can read its log."""
+    """The newest run of a server, which failed. ``log_kept``: `opsctl diagnose` can read its log.
+
+    ``why``: the step that ended it, and what that found; None where the ledger does not tell.
+    """
 
     run: str
     playbook: str
@@ -24,10 +34,11 @@ class FailedRun:
     exit_code: int
     signature: str | None
     log_kept: bool
+    why: str | None = None
 
     def describe(self) -> str:
         """Return the line of the status screen."""
-        why = self.signature or self.outcome or "no signature"
+        why = self.signature or self.why or self.outcome or "no signature"
         step = f"opsctl show {self.run}"
         if self.log_kept:
             step += f", opsctl diagnose {self.run}"
@@ -70,4 +81,19 @@ def _read(path: Path, runs: Path, server: str) -> FailedRun | None:
         return None
     run, playbook, outcome, code, signature = row
     kept = any((runs / run / name).is_file() for name in ("server.log", "server.log.gz"))
-    return FailedRun(run, playbook, outcome, code, signature, kept)
+    return FailedRun(run, playbook, outcome, code, signature, kept, _why(path, run, outcome))
+
+
+def _why(path: Path, run: str, outcome: str | None) -> str | None:
+    """Return the step that ended a run with its first finding; a stop, which has no steps, tells its own."""
+    step = read_row(path, STEP_QUERY, run)
+    if step is not None:
+        text = _first_text(step[1])
+        return f"{step[0]}: {text}" if text else f"{step[0]} {outcome}"
+    document = read_row(path, DOCUMENT_QUERY, run)
+    return _first_text(document[0]) if document else None
+
+
+def _first_text(body: str | None) -> str | None:
+    found = (json.loads(body) if body else {}).get("findings") or ()
+    return next((str(one.get("text")) for one in found if one), None)

@@ -179,6 +179,7 @@ def _look_at_server(hosts: Hosts, name: str) -> ServerView:
         classes=picture.gpu_classes,
         servers=picture.gpu_servers,
         residents=picture.resident_gpu_pids,
+        evictable=picture.evictable,
         found=picture.found,
     )
     found = _or_note(view, lambda: read_leftovers(session.agent, ports=[server.port]))

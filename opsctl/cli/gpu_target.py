@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from opsctl.agent.client import RemoteAgent
-    from opsctl.domain.gpu import GpuHolder, MemoryVerdict
+    from opsctl.domain.gpu import Evict, GpuHolder, MemoryVerdict
     from opsctl.domain.machine import Machine
     from opsctl.domain.protection import Table
     from opsctl.facts import GpuReport
@@ -38,6 +38,7 @@ class Target:
     margin_bytes: int
     state_dir: Path
     servers: Mapping[int, str] = field(default_factory=dict)  # pid -> the site's server it is of
+    evictable: Mapping[int, Evict] = field(default_factory=dict)
     machine: Machine | None = None  # of a server: whether its host and that of the GPUs are one
     where: str = ""  # of a server: both hosts, for people
 
@@ -53,6 +54,7 @@ class Target:
             classes=self.classes,
             servers=self.servers,
             residents=self.residents,
+            evictable=self.evictable,
             margin_bytes=self.margin_bytes,
             found=self.found,
         )
@@ -96,6 +98,7 @@ def _server_target(app: App, hosts: Hosts, name: str, expect: int | None) -> Tar
         server.stop.margin_mib * MIB,
         app.state(),
         {**picture.gpu_servers, **members},
+        picture.evictable,
         session.machine,
         f"on {server.host}, GPUs of {session.gpu_host}",
     )

@@ -46,6 +46,17 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """The stop of a server that also ends a stranger on its GPUs; ``pid`` is what ``--evict`` takes."""
+
+    server: str
+    pid: int
+
+    def command(self) -> str:
+        return f"opsctl stop {self.server} --evict {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
 class HolderView:
     """A holder with its class where the process table told it, and what it is in words."""
 
@@ -54,6 +65,7 @@ class HolderView:
     label: str
     server: str | None = None  # the other server of the site that a foreign one is of
     is_resident: bool = False  # a daemon or a display, which is there on an idle card too
+    evict: Evict | None = None  # how it can be ended with the server; None: not by opsctl
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from opsctl.domain.gpu import (
     LARGEST_RESERVED_BYTES,
     MIB,
     Baseline,
+    Evict,
     GpuHolder,
     GpuVerdict,
     HolderView,
@@ -61,6 +62,7 @@ def judge_memory(
     classes: Mapping[int, tuple[str, str]] | None = None,
     servers: Mapping[int, str] | None = None,
     residents: frozenset[int] = frozenset(),
+    evictable: Mapping[int, Evict] | None = None,
     margin_bytes: int = IDLE_MARGIN_BYTES,
     found: Sequence[Finding] = (),
 ) -> MemoryVerdict:
@@ -75,6 +77,7 @@ def judge_memory(
         servers: pid of the GPU host -> the other server of the site that it is of.
         residents: pids of the GPU host that are there on an idle card too: daemons and displays. Who is only
             not to be signalled (another container's, our own login's) is none: it uses the card.
+        evictable: pid of the GPU host -> the stop of the server that can end it as well.
         margin_bytes: how much over the baseline still counts as idle.
         found: what ``resolve_gpus`` found.
     """
@@ -92,7 +95,7 @@ def judge_memory(
         _judge_one(
             by_uuid[uuid],
             (baselines or {}).get(uuid),
-            _views(by_uuid[uuid], classes, servers or {}, residents),
+            _views(by_uuid[uuid], classes, servers or {}, residents, evictable or {}),
             margin_bytes,
         )
         for uuid in uuids
@@ -147,6 +150,7 @@ def _views(
     classes: Mapping[int, tuple[str, str]] | None,
     servers: Mapping[int, str],
     residents: frozenset[int],
+    evictable: Mapping[int, Evict],
 ) -> tuple[HolderView, ...]:
     views = []
     for process in gpu.processes or ():
@@ -156,7 +160,8 @@ def _views(
         else:
             kind, label = classes.get(process.pid, ("foreign", UNSEEN))
         server, resident = servers.get(process.pid), process.pid in residents
-        views.append(HolderView(holder, kind, label, server, resident))
+        evict = evictable.get(process.pid)
+        views.append(HolderView(holder, kind, label, server, resident, evict))
     return tuple(views)
 
 
@@ -281,8 +286,9 @@ def _held(gpu: Gpu, view: HolderView) -> Finding:
         text = f"pid {view.holder.pid} of server {view.server}{what} holds {amount}"
         return Finding("held", gpu.uuid, text, f"opsctl stop {view.server}")
     kind = f"{view.kind} " if view.kind else ""
+    here = "stop it where it belongs"
     steps = {
-        "foreign": "stop it where it belongs, or --evict it",
+        "foreign": f"{here}, or: {view.evict.command()}" if view.evict else here,
         "protected": "opsctl never signals it: stop it where it belongs",
     }
     return Finding(

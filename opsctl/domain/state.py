@@ -23,9 +23,11 @@ def describe_state(outcomes: Mapping[str, str], *, running: bool = True) -> str:
     if launch == "unknown":
         return "it is not known whether the new server was launched"
     if launch is not None:
-        before = "the old server is stopped, and " if stop in GOOD else ""
+        before = "the old server is stopped, and " if stop == "done" else ""
         return f"{before}the new server did not start"
-    if stop in GOOD:
+    if stop == "unchanged":
+        return "no server was running, and no new one was launched"
+    if stop == "done":
         return "the old server is stopped, and no new one was launched"
     if stop is not None and stop != "refused":
         return "the old server may be partly stopped"

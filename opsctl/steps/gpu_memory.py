@@ -10,17 +10,22 @@ from opsctl.domain.counted import counted
 from opsctl.domain.gpu import IDLE_MARGIN_BYTES, MIB, Baseline, GpuVerdict, MemoryVerdict
 from opsctl.domain.gpu_health import learn_baselines
 from opsctl.domain.gpu_memory import UNSEEN, judge_memory
+from opsctl.domain.held_after import CODE as HELD_BY_OTHERS
+from opsctl.domain.held_after import Staying, held_after_stop, in_words, way_out
+from opsctl.errors import SafetyRefusal
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.baselines import load_baselines, save_baselines
 from opsctl.steps.picture import Picture, take_picture
 from opsctl.steps.reading import StopSession
+from opsctl.steps.tidying import end_tidying
 from opsctl.steps.watching import MemoryPoll
 
 LAST_EXIT_KEY = "last-exit"
 POLL_KEY = "memory-poll"
 PICTURE_KEY = "stop-picture"
+AGAIN_S = 1.0  # a holder that is just ending is looked at once more before it counts
 NO_GPU_STATES = ("no-library", "driver-not-loaded", "no-devices")
 
 
@@ -36,6 +41,9 @@ class ProveGpuMemory:
         return "prove that the server's GPU memory is free"
 
     def preview(self, ctx: StepContext) -> list[str]:
+        """Say how long it would wait; before a launch, refuse where waiting is of no use."""
+        if any(step.name == "launch" for step in ctx.ahead) and not was_launched(ctx):
+            refuse_what_stays(ctx)
         limit = self._timeout_s(ctx)
         return [f"wait up to {limit:g} s until each GPU is at its idle baseline and holds nobody"]
 
@@ -63,6 +71,8 @@ class ProveGpuMemory:
         data["learned"] = sorted(learned)
         data["summary"] = memory_summary(verdict)
         good = verdict.exit_code == 0
+        if not good:
+            end_tidying(ctx)  # the run may end here
         return StepResult(
             StepOutcome.UNCHANGED if good else StepOutcome.FAILED,
             findings=(*verdict.all_findings, *not_kept),
@@ -73,6 +83,55 @@ class ProveGpuMemory:
     def _timeout_s(self, ctx: StepContext) -> float:
         wanted = ctx.server.stop.memory_timeout_s if self.timeout_s is None else self.timeout_s
         return ctx.deadline.left(ctx.clock.now(), wanted)
+
+
+def was_launched(ctx: StepContext) -> bool:
+    """Say whether this run's own server was launched: what made room for it is behind us."""
+    return bool(ctx.data_of("look").get("launched"))
+
+
+def refuse_what_stays(ctx: StepContext) -> None:
+    """Refuse, before anything is signalled, where others hold the GPUs that the next server needs.
+
+    Raises:
+        SafetyRefusal: exit 50, with each holder by name.
+    """
+    stops = any(step.name == "stop" for step in ctx.ahead)
+    staying = what_stays(ctx, stops=stops)
+    if staying:
+        raise SafetyRefusal(
+            in_words(staying),
+            next_step=way_out(staying, ctx.server_name),
+            code=HELD_BY_OTHERS,
+            subject=ctx.server_name,
+        )
+
+
+def what_stays(ctx: StepContext, *, stops: bool = True) -> tuple[Staying, ...]:
+    """Return who would still hold the server's GPUs after its stop; who is just ending does not count.
+
+    ``stops``: whether the server's own processes end before the proof.
+    """
+    kept = ctx.live.get(PICTURE_KEY)
+    fresh = isinstance(kept, tuple) and ctx.clock.now() - kept[0] <= AGAIN_S
+    picture = cast(Picture, kept[1]) if fresh and isinstance(kept, tuple) else picture_of(ctx)
+    first = _staying(ctx, picture, stops=stops)
+    if not first:
+        return ()
+    ctx.clock.sleep(AGAIN_S)
+    seen = {one.view.holder.pid for one in first}
+    again = _staying(ctx, picture_of(ctx), stops=stops)
+    return tuple(one for one in again if one.view.holder.pid in seen)
+
+
+def _staying(ctx: StepContext, picture: Picture, *, stops: bool) -> tuple[Staying, ...]:
+    if has_no_gpus(ctx, picture.report) or not picture.view.holders_here:
+        return ()  # holders of another machine cannot be told from the server's own
+    named = {pid for step in ctx.ahead for pid in getattr(step, "evict", ())}
+    ending = {gpu_pid for gpu_pid, evict in picture.evictable.items() if evict.pid in named}
+    if stops:
+        ending |= {pid for pid, (kind, _) in picture.gpu_classes.items() if kind == "member"}
+    return held_after_stop(judge_of(ctx, picture)(picture.report), ending)
 
 
 def _since(began_s: object, ended_s: float | None) -> float | None:
@@ -116,6 +175,7 @@ def judge_of(ctx: StepContext, picture: Picture) -> Callable[[GpuReport], Memory
             classes=picture.gpu_classes,
             servers=picture.gpu_servers,
             residents=picture.resident_gpu_pids,
+            evictable=picture.evictable,
             margin_bytes=margin,
             found=picture.found,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opsctl.domain.gpu import GpuHolder, holders_of, resolve_gpus
+from opsctl.domain.gpu import Evict, GpuHolder, holders_of, resolve_gpus
 from opsctl.domain.gpu_memory import UNSEEN
 from opsctl.domain.process import Judged, ProcessClass, Selection, candidates, describe
 from opsctl.domain.protection import PROTECTED_PROGRAMS, Table, View, program_of
@@ -24,7 +24,7 @@ class Picture:
 
     ``gpu_classes`` maps pids as NVML numbers them to (class, words), ``gpu_servers`` those of the site's
     other servers to these; ``resident_gpu_pids`` are those of daemons and displays, which use the cards
-    also while no server runs.
+    also while no server runs; ``evictable`` those that the server's stop may end as well.
     """
 
     server: ServerIdentity
@@ -39,6 +39,7 @@ class Picture:
     boot_id: str
     place: Place
     gpu_servers: Mapping[int, str] = field(default_factory=dict)
+    evictable: Mapping[int, Evict] = field(default_factory=dict)
 
     def unit_facts(self) -> dict[str, UnitFact]:
         """Return what the launch records say of their units, by name: systemd need not be asked again."""
@@ -75,6 +76,10 @@ def take_picture(session: StopSession, known: Place | None = None) -> Picture:
     boot_id = reading.boot_id
     named = {one.pid: one.server for one in chosen.foreign if one.server}
     servers = {gpu_pid: named[one.pid] for one, gpu_pid in here if one.pid in named}
+    strangers = {one.pid for one in chosen.foreign if one.process is not None}
+    evictable = {
+        gpu_pid: Evict(session.name, one.pid) for one, gpu_pid in here if one.pid in strangers
+    }
     return Picture(
         server,
         chosen,
@@ -88,6 +93,7 @@ def take_picture(session: StopSession, known: Place | None = None) -> Picture:
         boot_id,
         place,
         servers,
+        evictable,
     )
 
 

@@ -26,6 +26,7 @@ from opsctl.steps.gpu_memory import (
 from opsctl.steps.picture import Picture, take_picture
 from opsctl.steps.reading import StopSession
 from opsctl.steps.stopping import Stopping, Timing
+from opsctl.steps.tidying import begin_tidying
 from opsctl.steps.watching import MemoryPoll
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class StopServer:
                 poll.processes_are_gone(self._memory_timeout_s(ctx))
             if has_ended is not None:
                 has_ended()
+            else:  # a run that ends before its launch leaves no unit that looks as if it had failed by itself
+                begin_tidying(ctx)
             picture = after_a_pass(take_picture(session, picture.place), stopping.ended)
             plan = self._plan(ctx, picture, evict=())
             came_back = [root for root in plan.roots if is_new_server(root, rows)]

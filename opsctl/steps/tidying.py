@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 
-from opsctl.errors import AgentError
+from opsctl.errors import AgentError, OpsctlError
 from opsctl.steps.base import StepContext
 
 TIMEOUT_S = 30.0
+TIDYING_KEY = "tidying"
 logger = logging.getLogger(__name__)
 
 
@@ -23,3 +25,24 @@ def tidy(ctx: StepContext) -> None:
         ctx.session.agent.call("launch.tidy", request, timeout_s=TIMEOUT_S)
     except AgentError as error:
         logger.info("launch records were not tidied: %s", error.message)
+
+
+def begin_tidying(ctx: StepContext) -> None:
+    """Tidy beside what comes next, so that nobody waits for it while no server runs."""
+
+    def run() -> None:
+        try:
+            tidy(ctx)
+        except OpsctlError as error:  # the way broke: the next step says so
+            logger.info("launch records were not tidied: %s", error.message)
+
+    thread = threading.Thread(target=run, name="tidying", daemon=True)
+    thread.start()
+    ctx.live[TIDYING_KEY] = thread
+
+
+def end_tidying(ctx: StepContext) -> None:
+    """Wait for what ``begin_tidying`` began, where it did."""
+    thread = ctx.live.pop(TIDYING_KEY, None)
+    if isinstance(thread, threading.Thread):
+        thread.join(TIMEOUT_S)

@@ -124,3 +124,27 @@ def test_the_look_loads_no_sqlalchemy(tmp_path: Path) -> None:
     )
 
     assert done.stdout.split() == ["r1", "False"], done.stderr
+
+
+def test_a_run_without_a_crash_tells_the_step_that_ended_it(tmp_path: Path) -> None:
+    """`failed` alone says nothing that the exit code does not."""
+    ledger = Ledger.open(tmp_path)
+    ledger.begin(
+        "r1", server="glm5", playbook="restart", at_s=1.0, who="ops", reason=None, inputs={}
+    )
+    held = {"findings": [{"code": "held", "text": "foreign pid 7 holds 4096 MiB"}]}
+    for position, (step, outcome, body) in enumerate(
+        [("stop", "done", {}), ("gpu-memory", "failed", held), ("record", "done", {})]
+    ):
+        turn = ledger.begin_step("r1", position, step, "read", 2.0 + position)
+        ledger.end_step(
+            "r1", position, turn, at_s=3.0 + position, outcome=outcome, changed=False, body=body
+        )
+    ledger.finish("r1", at_s=9.0, outcome="failed", exit_code=20, signature=None, document={})
+    ledger.close()
+
+    found = last_failed_run(tmp_path, "glm5")
+
+    assert found is not None
+    assert found.why == "gpu-memory: foreign pid 7 holds 4096 MiB"
+    assert "failed (exit 20): gpu-memory: foreign pid 7 holds 4096 MiB; next:" in found.describe()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from opsctl.domain.state import describe_state
 from opsctl.errors import SafetyRefusal, TransportError
 from opsctl.ledger import Ledger, LedgerError
 from opsctl.plan import Plan, PlannedStep
@@ -208,6 +209,31 @@ def test_the_first_ctrl_c_ends_between_two_steps(ledger: Ledger) -> None:
     assert ran(acts) == ["stop", "record"]
     assert (report.outcome, report.exit_code) == ("interrupted", 130)
     assert report.state() == "the old server is stopped, and no new one was launched"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "state"),
+    [
+        (
+            {"stop": "unchanged", "gpu-memory": "failed"},
+            "no server was running, and no new one was launched",
+        ),
+        (
+            {"stop": "done", "gpu-memory": "failed"},
+            "the old server is stopped, and no new one was launched",
+        ),
+        ({"stop": "unchanged", "launch": "failed"}, "the new server did not start"),
+        (
+            {"stop": "done", "launch": "failed"},
+            "the old server is stopped, and the new server did not start",
+        ),
+    ],
+)
+def test_an_old_server_is_named_only_where_one_was_stopped(
+    outcomes: dict[str, str], state: str
+) -> None:
+    """A stop that found nothing has stopped nothing."""
+    assert describe_state(outcomes) == state
 
 
 def test_the_second_ctrl_c_says_what_may_be_half_done(ledger: Ledger) -> None:
