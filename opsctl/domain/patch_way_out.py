@@ -50,18 +50,20 @@ def way_out(
         server: its name in the site.
         last_passed: the last run of this server that passed, and has other patches.
     """
+    name = server or "SERVER"
     words = []
     for bad in known_bad(library, standing):
         better = better_than(library, bad, version)
         said = f"{bad.id} is in place and known to be bad ({bad.reason}): in the site file "
         if better is not None:
             said += f"write {better.id} in its place, which is recommended for {version}"
+            if any(flag.startswith("--speculative") for flag in _flags(better, version or "")):
+                said += f" (`opsctl speculation explain {name}` says what goes with it)"
         else:
             said += f"take {bad.id} out of the server's patches"
         words.append(said)
     if not words:
         return None
-    name = server or "SERVER"
     back = (
         f" (run {last_passed} passed without it: `opsctl show {last_passed}`)"
         if last_passed

@@ -121,8 +121,9 @@ def without_a_wish(
     if bad:
         instead = f"`patches: [{better.id}]` instead of {bad[0]}" if better else f"no {bad[0]}"
         steps.append(instead)
-    if number is not None:
-        steps.append(f"take {FLAG} out of its args")
+    gone = [flag for flag in (FLAG, "disable-overlap-schedule") if args.get(flag) is not None]
+    if gone:
+        steps.append(f"take {' and '.join(gone)} out of its args")
     return "; ".join(words), ", ".join(steps)
 
 

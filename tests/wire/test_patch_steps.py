@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from opsctl.domain.hunks import make_diff, parse_diff
 from opsctl.domain.patch import FilePatch, Patch, PatchStatus, Proof, Superseded, Variant, digest
 from opsctl.errors import CheckFailed, SafetyRefusal
 from opsctl.patch_trial import HereAgent
+from opsctl.steps import swap
 from opsctl.steps.patch import execute, execute_all, look, prove
 from opsctl.steps.patch_plan import Look, PatchPlan, Target, plan_apply, plan_exactly, plan_revert
 from opsctl.steps.swap import Swap, is_proven
@@ -91,6 +93,25 @@ def test_a_known_bad_patch_in_place_needs_the_explicit_word_each_time(place: Pla
     assert "write good in its place" in step
     assert "--allow-known-bad" in step
     assert not place.bring_to("bad", allow_known_bad=True).changes
+
+
+def test_a_launch_that_leaves_the_patches_alone_refuses_a_known_bad_one_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--no-patch` is no way round the word that it needs."""
+    place.bring_to("bad", allow_known_bad=True)
+    monkeypatch.setattr(swap, "load_library", lambda folder: LIBRARY)
+    monkeypatch.setattr(swap, "target_of", lambda server, name: None)
+    monkeypatch.setattr(swap, "look", lambda *_: place.look())
+    session = SimpleNamespace(agent=place.agent)
+    common = {"server": SimpleNamespace(python="p"), "server_name": "s", "session": session}
+    ctx: Any = SimpleNamespace(**common, patch_folder=None, values={})
+
+    with pytest.raises(SafetyRefusal, match="bad is known to be bad and in place"):
+        swap.standing_contents(ctx)
+
+    ctx.values = {"allow_known_bad": True}
+    assert list(swap.standing_contents(ctx)) == ["bad"]
 
 
 def test_the_way_back_of_a_mixed_transaction_is_exact(place: Place) -> None:
