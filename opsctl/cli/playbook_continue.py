@@ -65,12 +65,13 @@ def stays_open(before: RunDetail | None, report: RunReport, ctx: StepContext) ->
 def close_if_nothing_began(before: RunDetail | None, report: RunReport, ctx: StepContext) -> None:
     """Let a first pass that ended before it began to change anything be no run to go on with.
 
-    A new run does the same; what stood in its way (a wrong site file, a host that is off) is said.
+    A new run does the same; what stood in its way (a wrong site file, a host that is off) is said. Where
+    the container went away under the run, its resume starts that again: such a run stays open.
     """
     from opsctl.runner import CUT, RESUMABLE, SKIPPED
     from opsctl.steps.base import Effect
 
-    if before is not None or report.outcome not in RESUMABLE:
+    if before is not None or report.outside is not None or report.outcome not in RESUMABLE:
         return
     began = {step.name for step in report.steps if step.outcome != SKIPPED}
     if not began & {step.name for step in ctx.ahead if step.effect is not Effect.READ}:

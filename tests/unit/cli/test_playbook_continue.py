@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.cli.playbook_continue import stays_open
+from opsctl.cli.playbook_continue import close_if_nothing_began, stays_open
 from opsctl.output import Finding
 from opsctl.runner import RunReport, StepReport
 
@@ -16,6 +16,7 @@ from opsctl.runner import RunReport, StepReport
 @dataclass
 class Named:
     name: str
+    effect: str = "change"
 
 
 CTX: Any = SimpleNamespace(ahead=(Named("stop"), Named("launch")))
@@ -48,3 +49,21 @@ def report(outcome: str, *steps: tuple[str, str], code: str = "x") -> RunReport:
 def test_a_run_stays_open(before: Any, made: RunReport, wanted: bool) -> None:
     """A locked container or a "no" does not close a run that was cut; a newer run does, and acts do."""
     assert stays_open(before, made, CTX) is wanted
+
+
+@pytest.mark.parametrize(
+    ("made", "outside", "wanted"),
+    [
+        (report("cut", ("lock", "done"), ("look", "failed")), None, "failed"),
+        (report("interrupted", ("ask", "failed"), ("stop", "skipped")), None, "refused"),
+        (report("cut", ("look", "failed")), "container 129 on pve1 is stopped now", "cut"),
+        (report("cut", ("ask", "done"), ("stop", "unknown")), None, "cut"),
+    ],
+)
+def test_a_run_that_began_nothing_ends(made: RunReport, outside: str | None, wanted: str) -> None:
+    """But for one whose container went away under it, which its resume starts again."""
+    made.outside = outside
+
+    close_if_nothing_began(None, made, CTX)
+
+    assert made.outcome == wanted
