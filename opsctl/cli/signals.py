@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -23,12 +23,8 @@ def ending_at_once() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in NUMBERS}
-    try:
+    with _handled_by(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -42,6 +38,13 @@ def polite_signals(cancelled: threading.Event, reporter: Reporter) -> Iterator[N
         name = signal.Signals(number).name
         reporter.say(f"{name}: the step in hand is finished first; once more stops at once")
 
+    with _handled_by(handle):
+        yield
+
+
+@contextmanager
+def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let ``handle`` take the signals, and give them back to who had them."""
     before = {number: signal.signal(number, handle) for number in NUMBERS}
     try:
         yield
