@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsctl.adoption_place import Place, container_place, with_hosts
@@ -16,6 +15,7 @@ from opsctl.domain.adopt import Running, Started
 from opsctl.domain.adopt_entry import Entry
 from opsctl.domain.counted import counted
 from opsctl.errors import CouldNotTell, SafetyRefusal, UsageError
+from opsctl.records import dataclass
 from opsctl.session import Hosts, ServerSession
 from opsctl.site import Server
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.read import read_host
 from opsctl.errors import UsageError
+from opsctl.records import dataclass
 from opsctl.session import Hosts
 from opsctl.site import Host, Site
 

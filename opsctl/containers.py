@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsctl.errors import ConfigError, TransportError, UsageError
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.proxmox import Api

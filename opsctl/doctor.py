@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.agent.client import RemoteAgent
@@ -18,6 +18,7 @@ from opsctl.domain.doctor import Check, State
 from opsctl.domain.launch import tensor_parallel
 from opsctl.errors import AgentError, OpsctlError, TransportError
 from opsctl.facts import GpuReport
+from opsctl.records import dataclass
 from opsctl.session import Hosts, ServerSession
 
 AT_ONCE = 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl import adoption, adoption_place
@@ -14,6 +14,7 @@ from opsctl.domain.adopt import Running, find_running
 from opsctl.errors import OpsctlError, TransportError
 from opsctl.facts import GpuReport, Host
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.session import Hosts
 from opsctl.site import Server
 from opsctl.site_edit import flow, render_entry

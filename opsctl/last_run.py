@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from opsctl.records import dataclass
 
 LEDGER_WAIT_S = 0.2
 # a look after the crash is no news about the server

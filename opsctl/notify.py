@@ -11,12 +11,13 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import ConfigError
 from opsctl.output import Document, Finding, well_formed
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.site import Site

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 FOLDER = "open-runs"
 QUERY = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from opsctl.errors import OpsctlError
+from opsctl.records import dataclass
 
 # how Python carries those bytes of a stranger's argv that are no UTF-8
 _NO_TEXT = re.compile("[\ud800-\udfff]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsctl.domain.passthrough import (
@@ -16,6 +15,7 @@ from opsctl.domain.passthrough import (
     parse_config,
 )
 from opsctl.errors import CouldNotTell
+from opsctl.records import dataclass
 from opsctl.transport.base import Transport
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from packaging.version import Version
 from opsctl.domain.hunks import DiffError, make_diff
 from opsctl.domain.patch import digest
 from opsctl.errors import ConfigError
+from opsctl.records import dataclass
 
 SKELETON = """\
 schema: opsctl.patch/1

@@ -11,13 +11,14 @@ import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opsctl.domain.patch import Patch
 from opsctl.domain.patch_changes import PatchConflictError, order_series
 from opsctl.errors import AgentError, CheckFailed, ConfigError, OpsctlError
+from opsctl.records import dataclass
 from opsctl.steps.patch import execute, look, prove
 from opsctl.steps.patch_plan import PatchPlan, Target, plan_apply, plan_revert
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from opsctl.playbook import Playbook, Retry, Value, filled, holds
+from opsctl.records import dataclass
 from opsctl.steps import make_step
 from opsctl.steps.base import Step
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.container import find_lock
 from opsctl.errors import CheckFailed, CouldNotTell, SafetyRefusal, TransportError
 from opsctl.proxmox import BUSY, LOCKED, Api, PveError, advise
 from opsctl.proxmox_ha import wait_for_ha
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.domain.container import Lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Protocol
 
 from opsctl.domain.runs import RunDetail, StepRow
@@ -12,6 +12,7 @@ from opsctl.domain.state import describe_state
 from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Finding
 from opsctl.plan import Plan, PlannedStep
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut, ticking
 
 SKIPPED = "skipped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
 from opsctl.agent.read import read_details, read_gpus, read_host, read_leftovers, read_package
@@ -15,6 +15,7 @@ from opsctl.domain.overview import Judgement, ServerState, judge_state, with_end
 from opsctl.errors import OpsctlError, TransportError
 from opsctl.facts import GpuReport, Host, Leftover, Package
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.session import Hosts, ServerSession
 from opsctl.steps.picture import Picture, take_picture
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from opsctl.errors import ConfigError
+from opsctl.records import dataclass
 from opsctl.yaml_syntax import syntax_problem
 
 M = TypeVar("M", bound=BaseModel)

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import click
 from opsctl.cli import given
 from opsctl.errors import Interrupted, OpsctlError, SafetyRefusal
 from opsctl.output import Document, Finding, document_of_error
+from opsctl.records import dataclass
 
 COMPLETE = "_OPSCTL_COMPLETE"  # click's name for it: the variable by which a shell asks for words
 FOREIGN = (

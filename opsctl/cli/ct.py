@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ from opsctl.cli.ct_target import Target, open_target, target_options, task_findi
 from opsctl.domain.container import forced_finding, ha_state
 from opsctl.errors import CheckFailed, OpsctlError
 from opsctl.output import Document, Finding
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.proxmox_container import Container, TaskResult

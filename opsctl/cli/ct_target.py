@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from opsctl.errors import Interrupted, SafetyRefusal
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.cli.app import App

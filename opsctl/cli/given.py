@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
+
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.output import Finding

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opsctl.cli.app import App
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from opsctl.cli.patch_view import change_rows, package_rows, patch_rows, render,
 from opsctl.cli.talk import Talk
 from opsctl.errors import CheckFailed
 from opsctl.output import Document, Finding
+from opsctl.records import dataclass
 
 
 @click.group("patch")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App, emit
@@ -23,6 +23,7 @@ from opsctl.cli.playbook_continue import (
 )
 from opsctl.open_runs import mark, unmark, unmark_all
 from opsctl.output import Document, Finding
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.domain.runs import RunDetail

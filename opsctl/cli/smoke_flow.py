@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from opsctl.cli.talk import can_redraw
 from opsctl.domain.report import LevelReport
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.output import Document, Finding
+from opsctl.records import dataclass
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.smoke.bracket import Restart
 from opsctl.smoke.comeback import CommandRestart, bisect_report

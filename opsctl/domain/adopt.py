@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from opsctl.domain.launch_line import (
     LaunchLine,
@@ -15,6 +14,7 @@ from opsctl.domain.process import describe
 from opsctl.domain.protection import Table, container_of, in_unit_of
 from opsctl.errors import CouldNotTell, SafetyRefusal
 from opsctl.facts import Process
+from opsctl.records import dataclass
 
 # What SGLang 0.5.8 to 0.5.23, torch, NCCL, Triton, FlashInfer and the model hubs read.
 KEPT_PREFIXES = (

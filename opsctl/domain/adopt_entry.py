@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,6 +14,7 @@ from opsctl.domain.launch_line import LaunchLine, abbreviates_secret, arguments_
 from opsctl.domain.protection import is_login_unit, unit_of
 from opsctl.errors import CouldNotTell
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 OWN_PREFIX = "opsctl-"
 DAY_S = 86400.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from opsctl.domain.leftovers import judge_leftovers
 from opsctl.domain.preflight import ENOUGH_FILES, LOG_FREE_BYTES
 from opsctl.facts import Host, Leftover
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 SKEW_WARN_S = (
     2.0  # run times, log lines and certificates of two machines are compared by their clocks

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any
+
+from opsctl.records import dataclass
 
 # Where a server listens, and for whom it logs, says nothing about whether it works.
 PLACE_FLAGS = frozenset({"--host", "--port", "--log-level", "--log-level-http", "--nccl-port"})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from opsctl.facts import Gpu, GpuReport
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 MIB = 1 << 20
 # Over the idle baseline. Idle cards read 0 to 39 MiB (H200 v2: 0; A100: 39; RTX A5000: 10; others 4);

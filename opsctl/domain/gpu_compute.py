@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 FULL = "there is no room on it for the probe"
 

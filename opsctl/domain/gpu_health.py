@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from opsctl.domain.gpu import COMPUTE_KINDS, IDLE_MARGIN_BYTES, Baseline
 from opsctl.facts import Gpu, GpuRead, GpuReport
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 # NVIDIA's Xid catalogue (driver 570): errors after which the card needs a reset or a reboot.
 FATAL_XIDS: dict[int, str] = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from opsctl.domain.gpu import COMPUTE_KINDS, MIB, GpuVerdict, HolderView, MemoryVerdict
 from opsctl.domain.gpu_memory import UNSEEN
+from opsctl.records import dataclass
 
 CODE = "held-by-others"
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from opsctl.domain.fingerprint import Content
+from opsctl.records import dataclass
 
 DEFAULT_LOG_DIR = "/var/log/opsctl"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"

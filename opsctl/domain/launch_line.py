@@ -7,8 +7,9 @@ Everything here looks at whole argv elements. A substring never decides: an edit
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from opsctl.records import dataclass
 
 # Default of --port in sglang 0.5.8 to 0.5.23 (srt/server_args.py).
 DEFAULT_PORT = 30000

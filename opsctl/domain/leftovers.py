@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from opsctl.facts import Leftover
+from opsctl.records import dataclass
 
 # Only these may a sweep remove. A port or a unit is shown; a JIT lock too: a build may be under way.
 REMOVABLE_KINDS = ("shm", "lock-file")

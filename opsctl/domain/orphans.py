@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from opsctl.domain.gpu import GpuHolder
@@ -23,6 +22,7 @@ from opsctl.domain.launch_line import (
 from opsctl.domain.protection import Table, program_of
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
+from opsctl.records import dataclass
 
 # Programs that adopt orphans (subreapers) or start jobs, and are no engine's owner themselves.
 _ADOPTERS = re.compile(

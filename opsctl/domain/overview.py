@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +10,7 @@ from opsctl.domain.launch_line import read_title
 from opsctl.domain.process import Judged, Selection, launch_line_of
 from opsctl.domain.ready import describe_exit
 from opsctl.facts import Process, ProcessDetail
+from opsctl.records import dataclass
 
 
 class ServerState(StrEnum):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 SHM_PER_GPU_BYTES = 1 << 30  # below this NCCL and the schedulers' queues have been seen to run out
 DEVICE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)$")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.domain.passthrough import (
@@ -22,6 +21,7 @@ from opsctl.domain.passthrough import (
     parse_rule,
 )
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 ALLOW = "lxc.cgroup2.devices.allow"
 FIRST_WITH_DEV = (8, 1)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from packaging.specifiers import SpecifierSet
 
 from opsctl.domain.hunks import Hunk, HunkError, reverse_hunks
+from opsctl.records import dataclass
 
 
 class PatchStatus(StrEnum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from opsctl.domain.hunks import HunkError, apply_hunks
 from opsctl.domain.patch import (
@@ -16,6 +15,7 @@ from opsctl.domain.patch import (
     parts_of,
     pristine_of,
 )
+from opsctl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

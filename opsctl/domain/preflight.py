@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.domain.counted import counted
@@ -12,6 +12,7 @@ from opsctl.domain.process import shorten
 from opsctl.domain.visible import judge_nodes, judge_visible
 from opsctl.facts import Gpu, GpuRead, GpuReport
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 LOG_FREE_BYTES = 256 << 20  # a chatty SGLang writes some MiB per minute under load
 STATE_FREE_BYTES = 8 << 20

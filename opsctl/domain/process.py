@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from opsctl.domain.gpu import GpuHolder
@@ -23,6 +22,7 @@ from opsctl.domain.protection import (
 )
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process
+from opsctl.records import dataclass
 
 _SECRET_FLAG = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|key)$")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 
 from opsctl.facts import Process
+from opsctl.records import dataclass
 
 # Killing these freezes cards or sessions (dcgm-exporter#84: Xid 119/120 until the reboot).
 PROTECTED_PROGRAMS: dict[str, str] = {

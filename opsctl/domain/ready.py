@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +11,7 @@ from opsctl.domain.crash.launch import read_stage
 from opsctl.domain.launch import ranks_here
 from opsctl.domain.launch_line import read_title
 from opsctl.facts import Process, ProcessId
+from opsctl.records import dataclass
 
 STAGE_WORDS = {
     "launch": "started",

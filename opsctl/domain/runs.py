@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.domain.state import GOOD
+from opsctl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from opsctl.domain.gpu import GpuHolder
 from opsctl.domain.launch_line import (
@@ -36,6 +36,7 @@ from opsctl.domain.protection import (
 )
 from opsctl.domain.server import ServerIdentity
 from opsctl.facts import Process, ProcessDetail
+from opsctl.records import dataclass
 
 
 def select(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from opsctl.domain.launch_line import LaunchLine, same_path
 from opsctl.facts import Process, ProcessId
+from opsctl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +14,7 @@ from packaging.version import Version
 
 from opsctl.domain.patch import Patch, PatchStatus
 from opsctl.domain.patch_way_out import better_than
+from opsctl.records import dataclass
 
 PATCH = "spec-disable-v2"
 OLD_WORKER_PATCHES = ("spec-disable-v1", "spec-disable-v1-clear-spec-info")  # of EAGLEWorker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
@@ -21,6 +20,7 @@ from opsctl.domain.protection import (
 from opsctl.errors import SafetyRefusal, UsageError
 from opsctl.facts import Process
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 # Programs that start a service again when it ends.
 _SUPERVISORS = {

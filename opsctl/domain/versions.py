@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from packaging.markers import UndefinedEnvironmentName
@@ -15,6 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from opsctl.domain.doctor import Check, State
+from opsctl.records import dataclass
 
 Capability = tuple[int, int]
 RELEASE_NOTES = "CUDA Toolkit release notes"

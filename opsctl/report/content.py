@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.domain.runs import RunDetail, RunRow
+from opsctl.records import dataclass
 
 Smoke = Mapping[str, Any]
 TREND = 40  # runs of a server in its row of marks

@@ -10,7 +10,6 @@ import asyncio
 import json
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -25,6 +24,7 @@ from opsctl.agent.ops.load_wire import (
     describe_os_error,
     kind_of,
 )
+from opsctl.records import dataclass
 from opsctl.sglang.endpoint import Endpoint
 
 

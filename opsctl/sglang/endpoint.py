@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import urlsplit
 
 from opsctl.errors import UsageError
+from opsctl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from opsctl.records import dataclass
 
 _load = json.JSONDecoder().decode
 # A quote inside a JSON string is escaped, so these bytes are always a key and the start of its value.

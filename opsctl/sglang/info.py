@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.errors import OpsctlError, TransportError, UsageError
+from opsctl.records import dataclass
 from opsctl.sglang.client import Answer, ConnectFailed, Ended, ask
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.metrics import parse_metrics, running_of_loads

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from opsctl.records import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK_WORDS = r"(?:ATTN_|MOE_)?(?:TP|DP|EP|PP|CP)\d+"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any
 
+from opsctl.records import dataclass
 from opsctl.sglang.frame import Framed, read_framed
 
 _load = json.JSONDecoder().decode  # json.loads looks at its options for each call

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.agent.client import Agent
@@ -14,6 +14,7 @@ from opsctl.domain.launch_line import read_title
 from opsctl.domain.process import shorten
 from opsctl.errors import OpsctlError
 from opsctl.facts import Process
+from opsctl.records import dataclass
 from opsctl.smoke.load import Sign
 
 WATCH_S = 86_400.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from opsctl.domain.report import Outcome
+from opsctl.records import dataclass
 
 REPEATS = 2
 

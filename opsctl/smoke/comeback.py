@@ -6,10 +6,11 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from opsctl.domain.report import Outcome
 from opsctl.errors import CheckFailed, OpsctlError
+from opsctl.records import dataclass
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.info import read_info
 from opsctl.smoke.bracket import Bisection, Restart, bisect

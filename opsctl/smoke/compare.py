@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from opsctl.records import dataclass
 from opsctl.smoke.gates import lower_is_better, value_of
 
 NOISE_FLOOR = (

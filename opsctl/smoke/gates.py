@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

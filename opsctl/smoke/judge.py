@@ -9,10 +9,11 @@ the first tenth is *wrong*, which is allowed for one prompt, or for 5 % of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.domain.report import LevelReport, Outcome
+from opsctl.records import dataclass
 from opsctl.smoke.measure import Request
 
 Answer = tuple[int, ...] | str

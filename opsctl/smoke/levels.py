@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from opsctl.errors import UsageError
+from opsctl.records import dataclass
 from opsctl.sglang.info import ServerInfo
 
 STEPS = (1, 2, 5, 10, 20, 40, 64, 128, 256, 512)

@@ -6,11 +6,11 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from opsctl.domain.report import LevelReport, Outcome, delivered, percentile, spread
+from opsctl.records import dataclass
 from opsctl.sglang.client import Ended, Exchange
 from opsctl.sglang.stream import GOOD_FINISHES, Reply, decode
 from opsctl.smoke.load import Job, RawLevel

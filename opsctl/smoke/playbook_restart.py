@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from opsctl.errors import CheckFailed
+from opsctl.records import dataclass
 
 RESTART_S = 3600.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opsctl.errors import UsageError
+from opsctl.records import dataclass
 from opsctl.sglang.info import ServerInfo
 
 SHAPES = ("plain", "short", "long", "prefix", "constrained", "abort")

@@ -12,9 +12,10 @@ import os
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from opsctl.errors import OpsctlError, TransportError
+from opsctl.records import dataclass
 from opsctl.transport.base import Channel, Transport
 
 MARKER = b"OPSCTL-RELAY-1\n"

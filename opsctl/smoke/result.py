@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from opsctl.domain.report import LevelReport, Outcome, bracket_of
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.info import ServerInfo
 from opsctl.smoke.judge import Answer

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
+
+from opsctl.records import dataclass
 
 WIDTH, HEIGHT = 420, 230
 BAR_WIDTH = 800

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.client import Agent
@@ -15,6 +14,7 @@ from opsctl.domain.selection import select
 from opsctl.domain.server import ServerIdentity
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.facts import Process, ProcessId
+from opsctl.records import dataclass
 from opsctl.session import ServerSession
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.site_lookup import ONLY_THERE

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from opsctl.records import dataclass
 from opsctl.smoke.compare import Side, compare
 
 

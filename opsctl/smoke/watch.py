@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opsctl.domain.report import Outcome
+from opsctl.records import dataclass
 from opsctl.sglang.client import ConnectFailed, Ended, Exchange, connect
 from opsctl.sglang.endpoint import Endpoint
 from opsctl.sglang.stream import decode

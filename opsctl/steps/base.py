@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -15,6 +15,7 @@ from opsctl.agent.client import Agent as Agent  # steps import it from here
 from opsctl.domain.fingerprint import Attempt
 from opsctl.errors import CheckFailed, OpsctlError, TransportError
 from opsctl.output import Finding
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.site import Server

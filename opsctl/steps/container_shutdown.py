@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.domain.container import forced_finding
 from opsctl.errors import CheckFailed
 from opsctl.output import Finding
 from opsctl.proxmox_container import NODE_WORK_S
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.container import in_words, is_stopped, opened, refuse_locked
 from opsctl.steps.lock import acquire

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.gpu_compute import Card, Compute, read_turn
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.agent.client import Agent

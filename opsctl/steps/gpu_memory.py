@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, cast
 
 from opsctl.domain.counted import counted
@@ -15,6 +15,7 @@ from opsctl.domain.held_after import Staying, held_after_stop, in_words, way_out
 from opsctl.errors import SafetyRefusal
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.baselines import load_baselines, save_baselines
 from opsctl.steps.picture import Picture, take_picture

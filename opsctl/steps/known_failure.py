@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from opsctl.domain.counted import counted
 from opsctl.domain.fingerprint import Attempt, Judgement, judge, shortened
 from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.swap import standing_contents
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.domain.launch import LaunchPlan
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.failure import refuse_going_down
 from opsctl.steps.launch_plan import full_environment, systemd_argv

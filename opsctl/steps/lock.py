@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.read import read_gpus
 from opsctl.domain.counted import counted
 from opsctl.domain.gpu import resolve_gpus
 from opsctl.errors import SafetyRefusal
+from opsctl.records import dataclass
 from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
 
 OWN_AGENT_S = 15.0  # an agent that lost its client takes up to 10 s to finish

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from opsctl.agent.read import read_gpus, read_host
 from opsctl.domain.launch import back_id
 from opsctl.errors import SafetyRefusal
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 
 LOST = "this run's server is gone: what it ran in was started anew since"

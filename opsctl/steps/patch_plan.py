@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from opsctl.domain.patch import FileState, Patch, PatchReport, PatchState, PatchStatus
 from opsctl.domain.patch_changes import FileChange, PatchConflictError, changes_for, order_series
 from opsctl.domain.patch_way_out import better_than
 from opsctl.errors import CheckFailed, SafetyRefusal
+from opsctl.records import dataclass
 
 PROOF_TIMEOUT_S = (
     240.0  # a fresh import of SGLang with its argument parser took 13 s on two busy cores

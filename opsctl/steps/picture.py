@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from opsctl.domain.gpu import Evict, GpuHolder, holders_of, resolve_gpus
@@ -15,6 +15,7 @@ from opsctl.domain.server import ServerIdentity
 from opsctl.domain.stop_plan import UnitFact
 from opsctl.facts import GpuReport, Host, Process, ProcessId
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.reading import NO_SUCH_UID, Place, Reading, StopSession, begin_reading
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +24,7 @@ from opsctl.domain.speculation import (
 from opsctl.facts import GpuReport
 from opsctl.output import Finding
 from opsctl.patch_library import load_library
+from opsctl.records import dataclass
 from opsctl.site import Server
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.launch_plan import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opsctl.agent.read import processes_of, read_details, read_gpus, read_host
 from opsctl.domain.protection import Table
 from opsctl.facts import GpuReport, Host, Process, ProcessDetail
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.agent.client import Agent

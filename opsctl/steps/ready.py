@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from opsctl.agent.read import read_processes
@@ -24,6 +24,7 @@ from opsctl.domain.ready import (
 from opsctl.errors import AgentError, Interrupted
 from opsctl.output import Finding
 from opsctl.patch_library import load_library
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.failure import diagnose_log, refuse_going_down
 from opsctl.steps.launch import planned

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.domain.fingerprint import Attempt, AttemptOutcome, Content
 from opsctl.errors import OpsctlError
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult, is_cut
 from opsctl.steps.known_failure import facts_of
 from opsctl.steps.look import gpu_facts

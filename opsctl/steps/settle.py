@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from opsctl.errors import OpsctlError
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.gpu_memory import ProveGpuMemory
 from opsctl.steps.record import CONCLUSIVE_EXIT_CODES

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.container import DAY_S, OWN_PREFIX, prunable
 from opsctl.errors import CheckFailed, OpsctlError
 from opsctl.output import Finding
 from opsctl.proxmox import PveError
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.container import in_words, opened, refuse_locked
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.domain.process import Judged, ProcessClass, describe, masked
@@ -13,6 +13,7 @@ from opsctl.domain.stop_words import plan_lines
 from opsctl.errors import SafetyRefusal
 from opsctl.facts import ProcessId
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.draining import drain
 from opsctl.steps.gpu_memory import (

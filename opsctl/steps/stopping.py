@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from opsctl.domain.process import Judged
 from opsctl.domain.stop_plan import Outcome, StopPlan
 from opsctl.facts import ProcessId
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.watching import ExitWatch
 
 if TYPE_CHECKING:

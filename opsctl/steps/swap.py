@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from opsctl.domain.patch import Patch
 from opsctl.errors import CheckFailed
 from opsctl.output import Finding
 from opsctl.patch_library import find_patch, load_library
+from opsctl.records import dataclass
 from opsctl.steps.base import Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.patch import execute, findings_of, look, prove, target_of
 from opsctl.steps.patch_plan import Look, PatchPlan, plan_exactly, refuse_known_bad

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from opsctl.agent.read import read_leftovers
 from opsctl.domain.gpu import MIB
 from opsctl.domain.leftovers import LeftoverVerdict, judge_leftovers
 from opsctl.output import Finding
+from opsctl.records import dataclass
 from opsctl.steps.base import Agent, Effect, StepContext, StepOutcome, StepResult
 from opsctl.steps.tidying import tidy
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from opsctl.agent.read import gpu_processes, mig_instances
 from opsctl.domain.gpu import MemoryVerdict
 from opsctl.errors import AgentError, OpsctlError
 from opsctl.facts import GpuRead, GpuReport, ProcessId
+from opsctl.records import dataclass
 
 if TYPE_CHECKING:
     from opsctl.agent.client import Agent

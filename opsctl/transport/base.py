@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from opsctl.errors import TransportError
+from opsctl.records import dataclass
 
 STDERR_TAIL_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024  # larger buffers are mapped anew for each read, which costs 13 microseconds

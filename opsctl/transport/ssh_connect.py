@@ -9,11 +9,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opsctl.errors import TransportError
+from opsctl.records import dataclass
 from opsctl.transport import ssh_files
 from opsctl.transport.light_import import fabric, paramiko
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from opsctl.records import dataclass
 from opsctl.transport.light_import import fabric, paramiko
 
 FRESH_S = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from opsctl.plan import Plan, build
@@ -81,4 +83,5 @@ def test_each_step_keeps_the_contract(name: str) -> None:
     assert isinstance(step.effect, Effect)
     assert step.describe()
     assert step.describe()[0].islower() or step.describe().startswith("NVML")
-    assert step_class(name).__dataclass_params__.frozen
+    with pytest.raises(FrozenInstanceError):
+        step.name = "another"

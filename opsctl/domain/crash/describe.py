@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from opsctl.domain.crash.advice import ADVICE, known_steps, name_server, quote, scattered
 from opsctl.domain.crash.collect import Collector
@@ -13,6 +12,7 @@ from opsctl.domain.crash.run import Run
 from opsctl.domain.crash.signature import make_signature
 from opsctl.domain.crash.sizes import explain_sizes, read_sizes
 from opsctl.domain.crash.trace import own_frames
+from opsctl.records import dataclass
 
 _TOKENS = re.compile(r"allocate (\d+) tokens.*?Ava\w+ tokens: (\d+)", re.DOTALL)
 

@@ -14,9 +14,9 @@ reports that docs/diagnosis.md names.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from opsctl.domain.crash.hints import Wording
+from opsctl.records import dataclass
 
 MACHINE, CAUSE, WRAPPER, WAITING, END, NOTICE = 10, 20, 30, 40, 50, 60
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from opsctl.domain.crash.model import Activity, Evidence, Launch, Record
 from opsctl.domain.crash.rules import CAUSE, NOTICE, WRAPPER
+from opsctl.records import dataclass
 
 DEATHS = frozenset({"segfault", "sigquit", "killed"})
 _WEAK = frozenset({"peer-gone", "stream-cut", "unknown-error", "killed", "request-error"})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from opsctl.records import dataclass
 
 ACCEPTED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 """Finish reasons of an answer that ended well; anything else is a failure."""

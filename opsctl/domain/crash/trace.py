@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from opsctl.domain.crash.hints import Wording
 from opsctl.domain.crash.model import Record
 from opsctl.domain.crash.rules import CAUSE, END, WRAPPER, Rule
+from opsctl.records import dataclass
 
 TRACEBACK = "Traceback (most recent call last)"
 _OWNERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
