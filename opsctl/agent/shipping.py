@@ -7,12 +7,12 @@ import hashlib
 import importlib.util
 import json
 import marshal
-import types
 import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from opsctl.agent.boot import compiled
 from opsctl.agent.ops import MODULES, ON_DEMAND, RESOURCES
 from opsctl.errors import AgentError
 
@@ -44,20 +44,8 @@ def _module_frame(name: str, magic: str | None) -> bytes:
     if magic != importlib.util.MAGIC_NUMBER.hex():
         source = (Path(__file__).parent / "ops" / f"{name}.py").read_bytes()
         return _load_frame({"load": name}, source)
-    full = f"opsctl.agent.ops.{name}"
-    loader: Any = getattr(importlib.util.find_spec(full), "loader", None)
-    code = _named(
-        loader.get_code(full), f"opsctl-agent:{name}"
-    )  # compiled when opsctl was installed
+    code = compiled(f"opsctl.agent.ops.{name}", f"opsctl-agent:{name}")
     return _load_frame({"load": name, "magic": magic}, marshal.dumps(code))
-
-
-def _named(code: types.CodeType, file: str) -> types.CodeType:
-    """Return code that says of itself that it is from ``file``: its path here means nothing on a host."""
-    constants = tuple(
-        _named(one, file) if isinstance(one, types.CodeType) else one for one in code.co_consts
-    )
-    return code.replace(co_filename=file, co_consts=constants)
 
 
 @lru_cache(maxsize=4)
