@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -171,6 +171,21 @@ class RemoteAgent:
             with self._state:
                 self._calls.pop(call_id, None)
 
+    def load(self, operations: Iterable[str]) -> None:
+        """Send ahead the modules of operations that will be called, while there is time.
+
+        Raises:
+            OpsctlError: the agent is lost, or the way to it is.
+        """
+        with self._send_lock:
+            if self._failure is not None:
+                raise self._failure
+            self._check_pulse()
+            lines = [line for one in operations for line in self._missing(_module_of(one))]
+            if lines:
+                self._channel.write(b"\n".join(lines) + b"\n")
+                self._last_sent_s = _clock_s()
+
     def wait_hello(self, timeout_s: float) -> None:
         """Wait for the agent's first frame, then begin to ping."""
         deadline = time.monotonic() + timeout_s
@@ -213,12 +228,14 @@ class RemoteAgent:
         self, call_id: int, operation: str, request: dict[str, Any], timeout_s: float
     ) -> bytes:
         """Return the frame of one call, after the frames of what the host still lacks for it."""
-        module = PROVIDERS.get(operation, operation.partition(".")[0])
+        module = _module_of(operation)
         frame = {"id": call_id, "op": operation, "module": module, "request": request}
         frame["timeout_s"] = timeout_s
-        lines = missing_frames(module, self._loaded, self.hello.get("magic"))
-        lines.append(json.dumps(frame, separators=(",", ":")).encode())
+        lines = [*self._missing(module), json.dumps(frame, separators=(",", ":")).encode()]
         return b"\n".join(lines) + b"\n"
+
+    def _missing(self, module: str) -> list[bytes]:
+        return missing_frames(module, self._loaded, self.hello.get("magic"))
 
     def _check_pulse(self) -> None:
         """Refuse to send once this process stood still for as long as an agent waits."""
@@ -376,6 +393,10 @@ class RemoteAgent:
             code="agent-lost",
             subject=self.name,
         )
+
+
+def _module_of(operation: str) -> str:
+    return PROVIDERS.get(operation, operation.partition(".")[0])
 
 
 def _clock_s() -> float:

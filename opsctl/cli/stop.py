@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -196,7 +197,7 @@ def _stop(
     from opsctl.steps.base import ticking
     from opsctl.steps.gpu_memory import ProveGpuMemory
     from opsctl.steps.lock import Lock
-    from opsctl.steps.stop import ENDED_KEY
+    from opsctl.steps.stop import ENDED_KEY, ENDING_KEY
     from opsctl.steps.sweep import Sweep
     from opsctl.steps.tidying import tidy
 
@@ -226,6 +227,7 @@ def _stop(
             begin_sweep()
 
     try:
+        ctx.live[ENDING_KEY] = lambda: _load_ahead(cast("ServerSession", ctx.session))
         ctx.live[ENDED_KEY] = begin_both
         with ticking(ctx.reporter, f"{verb}: waiting for its processes to end"):
             stopped = step.run(ctx)
@@ -252,6 +254,16 @@ def _stop(
     document = _document(verb, stopped, memory, swept, total_s)
     record.end(document)
     return document, lambda: "\n".join(_text(ctx, stopped, memory, swept, total_s))
+
+
+def _load_ahead(session: ServerSession) -> None:
+    """Send what is asked once the processes are gone; who needs the answers says what failed."""
+    from opsctl.agent.client import RemoteAgent
+
+    agent = session.agent
+    if isinstance(agent, RemoteAgent):  # else its container is stopped
+        with suppress(OpsctlError):
+            agent.load(["leftovers.read", "launch.tidy"])
 
 
 def _document(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from opsctl.agent.client import Agent
 
 PLAN_KEY = "stop-plan"
+ENDING_KEY = "ending"  # what the caller makes ready while the processes end
 ENDED_KEY = "ended"  # what the caller begins when all of a pass are gone, beside the second look
 FRESH_S = 2.0  # a picture of this age is taken for the stop; each signal verifies identity anyway
 GLANCE_S = 1.0  # how long memory is looked at when a process is still there
@@ -150,6 +151,7 @@ class StopServer:
             boot_id=picture.boot_id,
             grace_s=self._grace_s(ctx),
             say=ctx.reporter.say,
+            meanwhile=cast("Callable[[], None]", ctx.live.get(ENDING_KEY, _nothing)),
         )
 
     def _carry_out(self, stopping: Stopping) -> Timing:
@@ -337,6 +339,10 @@ def process_data(judged: Judged, outcome: Outcome) -> dict[str, Any]:
         "held_bytes": judged.held_bytes if judged.holds else 0,
         "server": judged.server,
     }
+
+
+def _nothing() -> None:
+    """What a caller makes ready that waits for nothing."""
 
 
 def _joined(one: Timing, other: Timing) -> Timing:

@@ -52,6 +52,7 @@ class Stopping:
     Attributes:
         agent: where the processes' namespace is owned.
         unit_agent: where the server's systemd runs (inside its container, if it has one).
+        meanwhile: called once TERM is sent, for what can be made ready while they end.
         clock_offset_s: the host's wall clock minus ours, for the times.
     """
 
@@ -61,6 +62,7 @@ class Stopping:
     boot_id: str
     grace_s: float
     say: Callable[[str], None]
+    meanwhile: Callable[[], None] = lambda: None
     clock_offset_s: float = 0.0
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -84,6 +86,7 @@ class Stopping:
         in_units = self._stop_units()
         first = [t for t in (*self.plan.roots, *self.plan.evicted) if t.pid not in in_units]
         self._signal("TERM", first)
+        self.meanwhile()
         roots = [target.pid for target in self.plan.roots] or [t.pid for t in self.plan.targets]
         if self._wait(roots, self.grace_s):
             self._wait(self._pids(), FOLLOW_S)

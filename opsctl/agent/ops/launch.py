@@ -50,7 +50,7 @@ def start(request: dict[str, Any], context: Context) -> dict[str, Any]:
 
 def set_aside(folder: str, found: dict[str, Any]) -> None:
     """Forget who the launch had become, and keep its log beside the new one: a reader begins anew."""
-    for name in ("run.json", "exit.json", "members.json"):
+    for name in ("run.json", "exit.json", "members.json", launch_find.FORGOTTEN):
         drop(os.path.join(folder, name))
     try:
         os.replace(found["log"], found["log"] + ".before-reboot")

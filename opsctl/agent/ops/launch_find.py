@@ -2,7 +2,7 @@
 
 Each launch has a folder STATE/runs/RUN with launch.json (what was asked, before it was done), run.json
 (who it became), members.json (its processes when it was ready) and exit.json (how it ended, where there is
-no systemd to ask).
+no systemd to ask). An empty file ``forgotten`` says that systemd knows nothing of the unit any more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ UNIT_KEYS = (
 LAUNCH_KEYS = ("run", "via", "unit", "boot_id")
 RUN_KEYS = ("pid", "start_ticks")
 EXIT_KEYS = ("at_s",)
+FORGOTTEN = "forgotten"
+GONE = {"LoadState": "not-found"}  # what systemctl shows of a unit that it does not know
 LIVING = ("active", "activating", "reloading")
 
 
@@ -201,12 +203,14 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if record is not None and request.get("port") in (None, record.get("port")):
             recorded.append((record, one))
     here = procfs.boot_id()
-    units = [
-        record["unit"]
-        for record, _ in recorded
-        if record["via"] == "systemd" and record["boot_id"] == here
-    ]
-    shown = show_units(units, context) if units else {}
+    shown, units = {}, []
+    for record, one in recorded:
+        if record["via"] == "systemd" and record["boot_id"] == here:
+            if os.path.exists(os.path.join(one, FORGOTTEN)):
+                shown[record["unit"]] = GONE  # each that is asked for costs systemd 2 ms
+            else:
+                units.append(record["unit"])
+    shown.update(show_units(units, context) if units else {})
     found = [find_recorded(record, one, shown, context) for record, one in recorded]
     return {"records": [one for one in found if one["state"] not in ("absent", "unknown")]}
 

@@ -27,11 +27,14 @@ def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
     for index, one in enumerate(ended):
         if one["run"] == request["run"]:
             continue
+        folder = launch_find.run_dir(request, one["run"], context)
         if one.get("via") == "systemd" and one.get("unit_state"):
-            forget_unit(one, launch_find.run_dir(request, one["run"], context), context)
+            forget_unit(one, folder, context)
             cleared.append(one["unit"])
+        elif one.get("via") == "systemd" and one["state"] == "exited":
+            mark_forgotten(folder)
         if index >= request.get("keep", 20):
-            shutil.rmtree(launch_find.run_dir(request, one["run"], context), ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             removed.append(one["run"])
     return {"units": cleared, "removed": removed}
 
@@ -51,6 +54,14 @@ def forget_unit(one: dict[str, Any], folder: str, context: Context) -> None:
             os.path.join(folder, "exit.json"), dict(exit_words, at_s=time.time())
         )
     launch_find.command(["systemctl", "reset-failed", one["unit"]], 15.0, context)
+
+
+def mark_forgotten(folder: str) -> None:
+    """Note that systemd, which no longer knows the unit, need not be asked again; best effort."""
+    try:
+        open(os.path.join(folder, launch_find.FORGOTTEN), "w").close()
+    except OSError:
+        pass
 
 
 OPERATIONS = {"tidy": tidy}
