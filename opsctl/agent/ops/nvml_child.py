@@ -171,7 +171,7 @@ def collected(pid: int) -> bool:
 def child(context: Context) -> Child:
     """Return the agent's one child; its code comes from the cache, or from the client."""
     if "nvml" not in context.held:
-        path = cache_path(context.digest("pynvml"), context.digest("opsctl.agent.nvml"))
+        path = code_path(context)
         code = cached(path)
         if code is None:
             drop_older(path)
@@ -184,6 +184,10 @@ def child(context: Context) -> Child:
         context.held.setdefault("nvml", Child(sources))
     kept: Child = context.held["nvml"]
     return kept
+
+
+def code_path(context: Context) -> str:
+    return cache_path(context.digest("pynvml"), context.digest("opsctl.agent.nvml"))
 
 
 def cache_path(*digests: str) -> str:
@@ -224,8 +228,11 @@ def drop_older(path: str) -> None:
 
 
 def library_is_missing(context: Context) -> bool:
-    """Tell whether this host has no NVIDIA library at all: most of a fleet's hosts need no more than that."""
-    if "nvml" in context.held:
+    """Tell whether this host has no NVIDIA library at all: most of a fleet's hosts need no more than that.
+
+    Where it had one before, the child says whether it still has: looking costs this process 8 ms.
+    """
+    if "nvml" in context.held or os.path.exists(code_path(context)):
         return False
     import ctypes
 
