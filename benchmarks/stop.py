@@ -32,7 +32,8 @@ ONE_LINER = (
     "ps aux | grep sglang | grep -v grep | awk '{print $2}' | xargs kill -9",
     "sleep 3; nvidia-smi | grep 0MiB | wc -l",
 )
-# On the GPU host: the kernel's word for the last exit, and NVML asked every millisecond.
+# On the GPU host: the kernel's word for the last exit, and NVML asked every millisecond from the first exit
+# on: before it nothing can be free, and asking would take a processor from what is measured.
 ORACLE = """\
 import ctypes, json, os, select, sys, time
 pids = [int(word) for word in sys.argv[1:]]
@@ -62,11 +63,12 @@ for pid in pids:
 print("watching", flush=True)
 last_exit = freed = None
 while held or freed is None:
-    for fd, _ in poll.poll(1):
+    for fd, _ in poll.poll(1 if len(held) < len(pids) else None):
         last_exit = time.time()
         poll.unregister(fd)
         del held[fd]
-    freed = (freed or time.time()) if used() == 0 else None
+    if len(held) < len(pids):
+        freed = (freed or time.time()) if used() == 0 else None
 print(json.dumps({"last_exit": last_exit, "freed": freed}), flush=True)
 """
 
