@@ -93,6 +93,7 @@ def _arguments(
         "disable-cuda-graph": True,
         "attention-backend": "triton" if eagle else "torch_native",
         "enable-metrics": True,
+        "sleep-on-idle": True,  # else each idle scheduler takes one of the lab's two cores from all others
     }
     if weights == "random":
         args["dtype"] = "float32"  # in bfloat16 the batch size would decide between near ties
