@@ -32,6 +32,7 @@ INSIDE = [
     "call:lock.acquire:5",
     "call:preflight.arguments:20",
     "call:launch.remember:2",
+    "call:attempts.append:0",
     "call:attempts.append:2",
     "call:probe.request:10",
 ]
@@ -98,6 +99,9 @@ def check_continued(ground: Ground, point: str) -> None:
     code = cut(ground, point)
     if code != -signal.SIGKILL:
         pytest.skip(f"{point} was not reached (exit {code})")
+    if point.startswith("call:") and not open_runs(ground):
+        check_ended(ground)
+        pytest.skip(f"{point}: the run had ended by then")
     run = open_run(ground)
 
     document = ground.json("resume", run, "--yes", timeout_s=120)
@@ -110,6 +114,17 @@ def check_continued(ground: Ground, point: str) -> None:
     assert {os.getsid(pid) for pid in ground.members()} == {mains[0]}, point
     assert attempts_of(ground, run)[-1] == "passed", point
     assert open_runs(ground) == []
+
+
+def check_ended(ground: Ground) -> None:
+    """Check that the newest run is the one that stands: it ended well, and the server is its own."""
+    ledger = Ledger.open(ground.folder / "state")
+    try:
+        newest = next(iter(ledger.runs()))
+    finally:
+        ledger.close()
+    assert newest.outcome == "done", newest
+    assert [marker(pid) for pid in ground.mains()] == [newest.id]
 
 
 @pytest.mark.parametrize("point", FEW)
