@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu import compare, site, steps
+from tests.gpu import compare, pair, site, steps
 from tests.gpu.session import Run
 
 STEPS: dict[str, Callable[..., None]] = {
@@ -31,6 +31,9 @@ STEPS: dict[str, Callable[..., None]] = {
     "incident": steps.incident,
     "updown": steps.updown,
     "killed": steps.killed,
+    "over": pair.over,
+    "pair": pair.pair,
+    "neighbours": pair.neighbours,
 }
 
 
