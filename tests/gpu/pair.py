@@ -15,8 +15,6 @@ from typing import Any
 from tests.gpu.session import PORT, Run, show_findings, show_log
 
 PARTS = {"left": 0, "right": 1}
-# machines that share a host's GPUs ask for these; a server with an environment of its own needs them too
-NCCL_KEYS = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
 HOLD = """
 import time, torch
 held = torch.zeros(2 << 30, dtype=torch.uint8, device="cuda:1")
@@ -93,12 +91,10 @@ def _write(run: Run) -> None:
     """Add a server over both GPUs, and one for each of them, to the site file."""
     site: dict[str, Any] = json.loads(run.site.read_text())
     plain = site["servers"]["plain"]
-    apart = {key: os.environ[key] for key in NCCL_KEYS if key in os.environ}
     site["servers"]["pair"] = {
         **plain,
         "gpus": {"select": "all", "expect": 2},
         "args": {**plain["args"], "tp": 2, "disable-custom-all-reduce": True},
-        "env": {**plain["env"], **apart},
     }
     for name, index in PARTS.items():
         site["servers"][name] = {

@@ -13,6 +13,14 @@ from typing import Any
 
 from tests.gpu.session import CHECKOUT, PORT, Run
 
+# what else of the caller's environment a server gets; a machine that shares a host's GPUs asks for the last three
+KEPT = (
+    "PATH",
+    "CUDA_HOME",
+    "NCCL_NVLS_ENABLE",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+    "NVSHMEM_DISABLE_NVLS",
+)
 GRAPH_SIZES = [1, 2, 4, 5, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64]
 
 
@@ -82,7 +90,7 @@ def site(root: Path, target: Path, draft: Path) -> dict[str, Any]:
     }
     server: dict[str, Any] = {
         "host": "here",
-        "gpus": {"select": "all", "expect": 1},
+        "gpus": {"select": [0], "expect": 1},
         "port": PORT,
         "python": sys.executable,
         "model": str(target),
@@ -125,7 +133,7 @@ def _server_environment(root: Path) -> dict[str, str]:
     shim = Path(__file__).parent / "shim"
     paths = [shim, root / "stubs", root / "site", root / "pysite"]
     old = os.environ.get("LD_LIBRARY_PATH")
-    kept = {k: v for k in ("PATH", "CUDA_HOME") if (v := os.environ.get(k))}
+    kept = {k: v for k in KEPT if (v := os.environ.get(k))}
     home = (
         root / "home"
     )  # what the server builds at its first start stays here, and can be carried on
