@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.gpu.session import CHECKOUT, PORT, Run
 
-# what else of the caller's environment a server gets; a machine that shares a host's GPUs asks for the last three
+# of the caller's environment, for a server; a machine that shares a host's GPUs asks for the last three
 KEPT = (
     "PATH",
     "CUDA_HOME",
