@@ -211,6 +211,7 @@ def segments() -> Iterator[dict[str, Path]]:
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.dead_memory
 def test_shared_memory_is_judged_by_its_owner(
     agent: RemoteAgent, segments: dict[str, Path]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from opsctl.steps.sweep import Sweep
 
 from .stopping import context, free_port, started, wait_for
 
-pytestmark = pytest.mark.wire
+# the restart of another worker's test sweeps the same /dev/shm
+pytestmark = [pytest.mark.wire, pytest.mark.dead_memory]
 
 SHM = Path("/dev/shm")
 
@@ -92,3 +94,24 @@ def test_the_agent_looks_again_before_it_removes(segments: dict[str, Path], tmp_
     assert [item["path"] for item in reply["kept"]] == paths
     assert outside.exists()
     assert all(segments[name].exists() for name in ("alive", "opened", "unrelated"))
+
+
+@pytest.fixture(scope="module")
+def held_early(locks: Path) -> bool:
+    """Say whether the machine was held alone when the fixtures of a module were made."""
+    return is_held(locks)
+
+
+def is_held(locks: Path) -> bool:
+    with (locks / "machine").open("a") as another:
+        try:
+            fcntl.flock(another, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_no_other_wire_test_sweeps_meanwhile(held_early: bool, locks: Path) -> None:
+    """A test that leaves dead memory is alone, its module's fixtures too: whoever shares waits for it."""
+    assert held_early
+    assert is_held(locks)
