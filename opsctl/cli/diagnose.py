@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from opsctl.cli.app import App, command, emit
+from opsctl.cli.seen import last_passed, own_patches
 from opsctl.errors import ConfigError, OpsctlError, UsageError
 from opsctl.output import Document, Finding
 
@@ -133,11 +134,12 @@ def _take_record(app: App, run: str, context: Context) -> None:
 
     try:
         with _ledger(app) as ledger:
-            detail = None if ledger is None else ledger.find(run)
+            if ledger is None:
+                return
+            detail = ledger.find(run)
+            passed = last_passed(ledger, detail.run.server)
     except OpsctlError:
         return  # the log can be judged without the ledger
-    if detail is None:
-        return
     if ":" not in detail.run.server:  # a smoke of a URL has no name
         context.server = detail.run.server
     content = detail.facts.get("content") or {}
@@ -147,11 +149,9 @@ def _take_record(app: App, run: str, context: Context) -> None:
     if first_bad is not None and context.level in (None, first_bad):
         context.exact = first_bad <= (bracket.get("last_good") or 0) + 1
     if content.get("patches"):
-        from opsctl.domain.patch_way_out import way_out
-        from opsctl.patch_library import load_library
+        from opsctl.patch_advice import advice
 
-        standing, version = list(content["patches"]), content.get("package_version")
-        context.way_out = way_out(load_library(), standing, version, context.server)
+        context.way_out = advice(content, context.server, passed, own_patches(app))
 
 
 def _log_of_run(app: App, run: str) -> Path | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opsctl.errors import OpsctlError
 from opsctl.output import Finding
 
 if TYPE_CHECKING:
+    from opsctl.cli.app import App
     from opsctl.domain.runs import RunDetail
     from opsctl.ledger import Ledger
 
@@ -36,6 +39,16 @@ def last_passed(ledger: Ledger, server: str) -> dict[str, Any] | None:
         if row.exit_code == 0 and row.playbook in PROVING and row.outcome != "planned":
             return _told(ledger.find(row.id))
     return None
+
+
+def own_patches(app: App) -> Path | None:
+    """Return the folder of the site's own patches; None without one, or without a site that can be read."""
+    from opsctl.site_cache import load_site
+
+    try:
+        return load_site(app.site_path).patch_folder
+    except OpsctlError:
+        return None
 
 
 def _told(detail: RunDetail) -> dict[str, Any]:

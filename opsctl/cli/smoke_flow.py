@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App
 from opsctl.cli.smoke_options import build_options, endpoint_of, take_server_settings
-from opsctl.cli.smoke_record import load_run, record_smoke
+from opsctl.cli.smoke_record import load_run, record_smoke, way_out_of
 from opsctl.cli.talk import can_redraw
 from opsctl.domain.report import LevelReport
 from opsctl.errors import OpsctlError, UsageError
@@ -216,7 +216,12 @@ class Flow:
                 options = self._options(target.endpoint, self.given["api"])
                 take_server_settings(options, session.server, self.given)
                 with _launch_is_next(name, watched=target.watch is not None):
-                    report = self._climb(change(options), target.watch, target.load)
+                    report = self._climb(
+                        change(options),
+                        target.watch,
+                        target.load,
+                        lambda: way_out_of(self.app, session, target.launched_by),
+                    )
                 report.load["from"] = target.way
                 self.launched_by = target.launched_by
                 return report
@@ -248,7 +253,11 @@ class Flow:
         report.bisection = None if found is None else found.to_dict()
 
     def _climb(
-        self, options: Options, watch: AgentWatch | None, load: HostLoad | None = None
+        self,
+        options: Options,
+        watch: AgentWatch | None,
+        load: HostLoad | None = None,
+        way_out: Callable[[], str | None] = lambda: None,
     ) -> SmokeReport:
         handlers: list[Any] = [self._view()]
         if self.own["records_path"] is not None:
@@ -269,7 +278,7 @@ class Flow:
         if bad is not None:
             text = watch.text if watch is not None else ""
             self.log = self.log or text
-            report.diagnosis = explain(report, bad, watch, self.server)
+            report.diagnosis = explain(report, bad, watch, self.server, way_out())
             add_diagnosis(report, bad)
         return report
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.cli.app import App
-from opsctl.cli.seen import known_before
+from opsctl.cli.seen import known_before, last_passed
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.output import Document, Finding
 from opsctl.smoke.store import load_result
 
 if TYPE_CHECKING:
+    from opsctl.domain.runs import RunDetail
     from opsctl.ledger import Ledger
+    from opsctl.session import ServerSession
 
 KNOWN_ROWS = 3
 
@@ -78,15 +80,41 @@ def record_smoke(
 
 def _keep_content(ledger: Ledger, run: str, launched_by: str | None) -> None:
     """Note what was smoked: the content of the run that launched it, where this ledger knows it."""
+    launch = _launch(ledger, launched_by)
+    if launch is not None:
+        ledger.set_facts(run, {"content": launch.facts["content"]}, launch.run.fingerprint)
+
+
+def _launch(ledger: Ledger, launched_by: str | None) -> RunDetail | None:
+    """Return the run that launched what was smoked; None where its content is not known here."""
     if launched_by is None:
-        return
+        return None
     try:
         launch = ledger.find(launched_by)
     except UsageError:
-        return  # launched from another machine
-    content = launch.facts.get("content")
-    if content is not None:
-        ledger.set_facts(run, {"content": content}, launch.run.fingerprint)
+        return None  # launched from another machine
+    return launch if launch.facts.get("content") is not None else None
+
+
+def way_out_of(app: App, session: ServerSession, launched_by: str | None) -> str | None:
+    """Say what to do about a known-bad patch of the server that broke; None where there is none.
+
+    What it was launched with counts; for a launch that this ledger does not know, what stands in its package.
+    """
+    from opsctl.ledger import Ledger
+    from opsctl.patch_advice import advice, standing_content
+
+    try:
+        ledger = Ledger.open(app.state())
+        try:
+            launch = _launch(ledger, launched_by)
+            passed = last_passed(ledger, session.name)
+        finally:
+            ledger.close()
+        content = launch.facts["content"] if launch is not None else standing_content(session)
+        return advice(content, session.name, passed, session.hosts.site.patch_folder)
+    except (OpsctlError, OSError):
+        return None  # the crash is told all the same
 
 
 def load_run(app: App, name: str) -> dict[str, Any]:

@@ -64,20 +64,14 @@ class QuickSmoke:
 
 def way_out_of(ctx: StepContext) -> str | None:
     """Say what to do about a known-bad patch that the launch was done with; None where there is none."""
-    from opsctl.domain.patch_way_out import known_bad, way_out
-    from opsctl.patch_library import load_library
+    from opsctl.patch_advice import advice
 
-    content = ctx.data_of("known-failure").get("content") or {}
-    standing = content.get("patches") or {}
-    if not standing:
-        return None
-    library = load_library(ctx.patch_folder)
-    passed = ctx.data_of("known-failure").get("last_passed") or {}
-    had = (passed.get("content") or {}).get("patches") or {}
-    was_bad = any(bad.id in had for bad in known_bad(library, standing))
-    run = None if was_bad else passed.get("run")
-    version = content.get("package_version")
-    return way_out(library, list(standing), version, ctx.server_name, run)
+    known = ctx.data_of("known-failure")
+    last = known.get("last_passed")
+    passed = None
+    if last:
+        passed = {"run": last["run"], "patches": (last.get("content") or {}).get("patches") or {}}
+    return advice(known.get("content") or {}, ctx.server_name, passed, ctx.patch_folder)
 
 
 def keep_log(ctx: StepContext, watch: AgentWatch | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from opsctl.cli.app import App
-from opsctl.cli.smoke_record import record_smoke
+from opsctl.cli.smoke_record import record_smoke, way_out_of
 from opsctl.ledger import Ledger
 from opsctl.output import Document
 
@@ -63,3 +65,30 @@ def test_first_crash_of_its_kind_says_nothing(state: Path) -> None:
     document = crash("s1")
     record_smoke(app_in(state), document, "glm5", 10.0, "", "r1")
     assert not document.findings
+
+
+@pytest.mark.parametrize("good_run", [False, True])
+def test_a_known_bad_patch_of_the_launch_is_told_with_its_way_out(
+    tmp_path: Path, good_run: bool
+) -> None:
+    """By the launch's own record, whatever stands by now; and which run passed without it."""
+    ledger = Ledger.open(tmp_path)
+    runs = [("r1", "spec-disable-v2", 0), ("r2", "spec-disable-v1", 60)][0 if good_run else 1 :]
+    for at_s, (run, patch, code) in enumerate(runs):
+        ledger.begin(
+            run, server="glm5", playbook="restart", at_s=at_s, who="", reason=None, inputs={}
+        )
+        content = {"patches": {patch: "ab"}, "package_version": "0.5.12.post1"}
+        ledger.set_facts(run, {"content": content}, run)
+        ledger.finish(run, at_s=at_s, outcome="", exit_code=code, signature=None, document={})
+    ledger.close()
+    site = SimpleNamespace(patch_folder=None)
+    session: Any = SimpleNamespace(name="glm5", hosts=SimpleNamespace(site=site))
+
+    said = way_out_of(app_in(tmp_path), session, "r2") or ""
+
+    assert "spec-disable-v1 is in place and known to be bad" in said
+    assert "write spec-disable-v2 in its place" in said
+    assert ("run r1 passed without it" in said) is good_run
+    if good_run:
+        assert way_out_of(app_in(tmp_path), session, "r1") is None
