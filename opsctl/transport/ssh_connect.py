@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import logging
 import os
 import socket
@@ -16,6 +14,7 @@ from opsctl.errors import TransportError
 from opsctl.records import dataclass
 from opsctl.transport import ssh_files
 from opsctl.transport.light_import import fabric, paramiko
+from opsctl.transport.ssh_host_key import HostKeyChanged, RefuseUnknownKey, Vouched, asking_for
 
 KEEPALIVE_S = 10
 ATTEMPTS = 3
@@ -146,10 +145,10 @@ def _single(
         files = [target.known_hosts]
     files += looked_up.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
     known = ssh_files.known_hosts([Path(name).expanduser() for name in files])
-    connection.client._system_host_keys = known.keys
-    policy = RefuseUnknownKey(files[0], looked_up.get("hostkeyalias"), known.revoked)
-    connection.client.set_missing_host_key_policy(policy)
-    connection.opsctl_known_hosts = files[0]
+    alias = looked_up.get("hostkeyalias")
+    vouched = Vouched.of(known, connection.host, connection.port, alias)
+    connection.client.set_missing_host_key_policy(RefuseUnknownKey(vouched, files[0]))
+    connection.connect_kwargs["transport_factory"] = asking_for(vouched)
     return connection
 
 
@@ -213,57 +212,6 @@ def describe(connection: fabric.Connection) -> str:
     return name
 
 
-class RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
-    """Refuse a host whose key nobody vouched for, and say how to vouch for it."""
-
-    def __init__(
-        self, known_hosts: str, alias: str | None, revoked: frozenset[str] = frozenset()
-    ) -> None:
-        self._known_hosts = known_hosts
-        self._alias = alias
-        self._revoked = revoked
-
-    def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> None:
-        if key.get_base64() in self._revoked:
-            raise TransportError(
-                f"the host key of {hostname} was revoked: {key.get_name()} {fingerprint(key)}",
-                next_step="known_hosts says @revoked for it: somebody else may have it; give the host a "
-                "new key",
-                code="host-key-revoked",
-                subject=hostname,
-            )
-        name = self._alias or hostname  # ssh_config's HostKeyAlias, which paramiko does not know
-        known: Any = client._system_host_keys.lookup(name) if self._alias else None  # type: ignore[attr-defined]
-        if known is not None and key.get_name() in known:
-            if known[key.get_name()] == key:
-                return
-            raise paramiko.BadHostKeyException(name, key, known[key.get_name()])
-        hostname = name
-        raise TransportError(
-            f"the host key of {hostname} is not known: {key.get_name()} {fingerprint(key)}",
-            next_step="compare the fingerprint with the host's own "
-            f"({_show_fingerprint(key)}), then: {_add_key(hostname, key, self._known_hosts)}",
-            code="host-key-unknown",
-            subject=hostname,
-        )
-
-
-def fingerprint(key: paramiko.PKey) -> str:
-    """Return the key's fingerprint as ssh-keygen prints it."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-
-
-def _show_fingerprint(key: paramiko.PKey) -> str:
-    kind = {"ssh-rsa": "rsa", "ssh-ed25519": "ed25519"}.get(key.get_name(), "ecdsa")
-    return f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` there"
-
-
-def _add_key(hostname: str, key: paramiko.PKey, known_hosts: str) -> str:
-    return f"echo '{hostname} {key.get_name()} {key.get_base64()}' >> {known_hosts}"
-
-
 def _offered(connection: fabric.Connection, problem: paramiko.AuthenticationException) -> str:
     """Return which keys were offered, and what the host accepts where it says so."""
     files = [str(file) for file in connection.connect_kwargs.get("key_filename", [])]
@@ -288,16 +236,8 @@ def with_errors(
 
     try:
         act()
-    except paramiko.BadHostKeyException as problem:
-        entry = host if port == 22 else f"[{host}]:{port}"
-        file = connection.opsctl_known_hosts
-        raise error(
-            f"the host key has CHANGED: got {problem.key.get_name()} {fingerprint(problem.key)}, "
-            f"known is {fingerprint(problem.expected_key)}; somebody may be in between",
-            f"only if the host was reinstalled ({_show_fingerprint(problem.key)} agrees): "
-            f"ssh-keygen -R '{entry}' -f {file} && {_add_key(entry, problem.key, file)}",
-            "host-key-changed",
-        ) from problem
+    except HostKeyChanged as problem:
+        raise error(problem.text, problem.next_step, "host-key-changed") from problem
     except paramiko.PasswordRequiredException as problem:
         raise error(
             "the private key is encrypted", "load it first: ssh-add", "key-encrypted"

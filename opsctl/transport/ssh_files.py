@@ -1,7 +1,7 @@
 """The ssh_config and known_hosts files, read once for many hosts.
 
-Reading them for each connection costs more than the connection itself: a config of 100 hosts, looked
-through four times, and a known_hosts in which paramiko compares each line with all before it.
+Reading them for each connection costs more than the connection itself: a config of 100 hosts is looked
+through four times.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from opsctl.records import dataclass
 from opsctl.transport.light_import import fabric, paramiko
+from opsctl.transport.ssh_known_hosts import KnownHosts, read
 
 FRESH_S = (
     5.0  # a file that ssh_config includes may change as well: later connections read all again
@@ -59,46 +59,9 @@ def config(path: str | None) -> fabric.Config:
     return fabric.Config(ssh_config=_once(("config", path, *stamps), read))
 
 
-@dataclass(frozen=True, slots=True)
-class KnownHosts:
-    """The keys that are vouched for; and those that nobody may use any more, in base64."""
-
-    keys: paramiko.HostKeys
-    revoked: frozenset[str]
-
-
 def known_hosts(files: list[Path]) -> KnownHosts:
-    """Return the keys of all ``files`` that there are; not to be changed, it is everybody's.
-
-    A key that ``@revoked`` names is known to no host (sshd(8)); the line's host is not looked at: a stolen
-    key is nobody's. Certificates are not understood, so ``@cert-authority`` vouches for nobody.
-    """
-
-    def read() -> KnownHosts:
-        keys = paramiko.HostKeys()
-        revoked: set[str] = set()
-        for file in files:
-            lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-            fields = [line.split() for line in lines]
-            revoked.update(one[3] for one in fields if one[:1] == ["@revoked"] and len(one) > 3)
-            plain = [line.strip() for line in lines if not line.lstrip().startswith(("#", "@"))]
-            keys._entries += [entry for line in plain if line and (entry := _entry(line))]  # type: ignore[attr-defined]
-        keys._entries = [  # type: ignore[attr-defined]
-            entry
-            for entry in keys._entries  # type: ignore[attr-defined]
-            if entry.key.get_base64() not in revoked
-        ]
-        return KnownHosts(keys, frozenset(revoked))
-
-    return _once(("known", *files, *map(_stamp, files)), read)
-
-
-def _entry(line: str) -> Any:
-    """Return one line as paramiko knows it, None for one that is damaged or of an unknown kind."""
-    try:
-        return paramiko.hostkeys.HostKeyEntry.from_line(line)
-    except (paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, ValueError):
-        return None
+    """Return what all ``files`` that there are say; not to be changed, it is everybody's."""
+    return _once(("known", *files, *map(_stamp, files)), lambda: read(files))
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

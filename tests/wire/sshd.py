@@ -66,8 +66,8 @@ class Sshd:
         return SshTransport(target, become)
 
 
-def make_key(path: Path) -> None:
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+def make_key(path: Path, kind: str = "ed25519") -> None:
+    command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)]
     subprocess.run(command, check=True, timeout=20)
 
 

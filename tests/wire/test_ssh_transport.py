@@ -131,6 +131,64 @@ def test_a_revoked_host_key_is_refused(box: Sshd, order: tuple[str, str]) -> Non
     assert "SHA256:" in error.message
 
 
+# name: [127.0.0.1]:port; old, new: keys of one kind, the host shows new; ecdsa: a key of another kind
+ROTATED = {
+    "the old and the new key": (["{name} {old}", "{name} {new}"], "ok"),
+    "the new and the old key": (["{name} {new}", "{name} {old}"], "ok"),
+    "another kind first": (["{name} {ecdsa}", "{name} {new}"], "ok"),
+    "the name without its port": (["127.0.0.1 {old}", "127.0.0.1 {new}"], "ok"),
+    "a pattern": (["[127.0.*.1]:* {old}", "[127.0.?.1]:*,other {new}"], "ok"),
+    "blanks and a comment": (["  {name}   {old}", "\tother,{name}  {new}  since May"], "ok"),
+    "only the old key": (["{name} {old}"], "host-key-changed"),
+    "only another kind": (["{name} {ecdsa}"], "host-key-changed"),
+    "the old key, and the new one without the port": (
+        ["{name} {old}", "127.0.0.1 {new}"],
+        "host-key-changed",
+    ),
+    "the new key of another host": (["{name} {old}", "[127.0.0.2]:1 {new}"], "host-key-changed"),
+    "excluded by a pattern": (["*,!{name},!127.0.0.1 {new}"], "host-key-unknown"),
+    "another host alone": (["127.0.0.2 {new}"], "host-key-unknown"),
+    "the new key, but revoked": (
+        ["{name} {old}", "{name} {new}", "@revoked {name} {new}"],
+        "host-key-revoked",
+    ),
+}
+
+
+HASHED = ["the old and the new key", "the name without its port", "only the old key"]
+
+
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [(case, "plain") for case in ROTATED] + [(case, "hashed") for case in HASHED],
+)
+def test_a_host_key_is_accepted_where_openssh_accepts_it(box: Sshd, case: str, how: str) -> None:
+    """Of several listed keys of one kind any one will do, as while a host's key is changed; no other."""
+    lines, verdict = ROTATED[case]
+    make_key(box.folder / "old")
+    make_key(box.folder / "ecdsa", "ecdsa")
+    public = {"new": "host_key.pub", "old": "old.pub", "ecdsa": "ecdsa.pub"}
+    keys = {
+        name: " ".join((box.folder / file).read_text().split()[:2]) for name, file in public.items()
+    }
+    text = "".join(f"{line}\n" for line in lines)
+    box.known_hosts.write_text(text.format(name=f"[127.0.0.1]:{box.port}", **keys))
+    if how == "hashed":
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(box.known_hosts)]
+        subprocess.run(argv, check=True, timeout=10, capture_output=True)
+        assert "127.0.0.1" not in box.known_hosts.read_text()
+
+    strict = ["-o", "StrictHostKeyChecking=yes", "-o", "GlobalKnownHostsFile=none"]
+    theirs = subprocess.run(
+        ["ssh", "-F", str(box.config), *strict, "box", "true"], capture_output=True, timeout=10
+    )
+    assert (theirs.returncode == 0) is (verdict == "ok"), theirs.stderr
+    if verdict == "ok":
+        assert box.transport().run(["true"], timeout_s=10).exit_code == 0
+    else:
+        assert failure(box.transport()).code == verdict
+
+
 def test_lines_of_known_hosts_that_say_nothing_to_us_do_no_harm(box: Sshd) -> None:
     """A certificate authority, a kind of key of tomorrow, a damaged line, a comment: ssh goes on, too."""
     plain = box.known_hosts.read_text()
