@@ -64,7 +64,9 @@ class GpuSelection(Strict):
         "all", description="all, or GPU indices or UUIDs."
     )
     expect: int | None = Field(
-        None, ge=1, description="How many GPUs there must be; fewer is 'could not tell' (exit 21)."
+        None,
+        ge=1,
+        description="How many GPUs there must be; fewer is 'could not tell' (exit 21), more is a finding.",
     )
 
 

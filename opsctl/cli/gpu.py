@@ -40,7 +40,8 @@ def _expect_option(function: Any) -> Any:
         "--expect",
         type=click.IntRange(min=1),
         metavar="N",
-        help="How many GPUs there must be; fewer is exit 21. Default: the server's gpus.expect.",
+        help="How many GPUs there must be; fewer is exit 21, more is a finding. "
+        "Default: the server's gpus.expect.",
     )(function)
 
 

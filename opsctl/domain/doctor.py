@@ -33,7 +33,9 @@ PREFLIGHT_GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("driver-major", ("driver-mismatch",), "the driver's CUDA serves torch's"),
     ("ulimit-server", ("nofile",), "enough file descriptors for this server"),
     ("proxy-server", ("proxy",), "no proxy between the server and its own warm-up"),
-    ("gpu-count", ("gpu-count", "gpu-unknown", "gpu-fault", "gpu-missing"), "as many as the arguments want"),
+    ("gpu-count", (
+        "gpu-count", "gpu-unknown", "gpu-fault", "gpu-missing", "more-gpus", "gpu-selection", "node-rank",
+    ), "as many as the arguments want"),
     ("sglang", ("no-sglang",), "installed for the launch interpreter"),
     ("arguments", ("arguments", "arguments-unknown"), "accepted by the installed parser"),
     ("toolchain", ("toolchain",), "ninja and nvcc are on the server's PATH"),

@@ -88,6 +88,8 @@ def judge_memory(
         text = f"{len(uuids)} of {expect} expected GPUs are there"
         step = "a card fell off the bus or is not passed through: see the kernel log and lspci"
         findings.append(Finding("fewer-gpus", "", text, step))
+    if expect is not None and len(uuids) > expect:
+        findings.append(more_gpus(len(uuids), expect))
     if report.state == "ok" and not uuids and not findings:
         findings.append(Finding("no-gpus-selected", "", "no GPU is selected", "see gpus.select"))
     by_uuid = {gpu.uuid: gpu for gpu in report.gpus}
@@ -106,6 +108,15 @@ def judge_memory(
             step = "it may have fallen off the bus: see the kernel log"
             findings.append(Finding("gpu-missing", uuid, "NVML does not show this GPU", step))
     return MemoryVerdict(tuple(verdicts), tuple(findings))
+
+
+def more_gpus(selected: int, expect: int) -> Finding:
+    """Say that a set has more GPUs than the site expects; the proof of their memory is none the worse."""
+    text = (
+        f"{selected} GPUs are selected, and {expect} expected: memory is proven for all {selected}"
+    )
+    step = "name the server's own GPUs in gpus.select, or correct gpus.expect"
+    return Finding("more-gpus", "", text, step)
 
 
 def _trouble(report: GpuReport) -> Finding:

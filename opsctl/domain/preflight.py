@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from opsctl.domain.counted import counted
+from opsctl.domain.gpu_memory import more_gpus
 from opsctl.domain.launch import ranks_here, tensor_parallel, value_of
 from opsctl.domain.process import shorten
 from opsctl.domain.visible import judge_nodes, judge_visible
@@ -119,6 +120,7 @@ def judge_preflight(
     problems += _driver(wanted, survey.get("interpreter"))
     warnings += _limits(wanted, survey)
     warnings += _proxy(wanted)
+    warnings += _more_gpus(wanted)
     found_problems, found_unsure = _gpus(wanted)
     problems += found_problems
     unsure += found_unsure
@@ -271,6 +273,12 @@ def _gpus(wanted: Wanted) -> tuple[list[Finding], list[Finding]]:
         )
         unsure.append(Finding("gpu-count", "gpus", text + (f" ({detail})" if detail else ""), step))
     return problems, unsure
+
+
+def _more_gpus(wanted: Wanted) -> list[Finding]:
+    if wanted.expected_gpus is None or len(wanted.gpus) <= wanted.expected_gpus:
+        return []
+    return [replace(more_gpus(len(wanted.gpus), wanted.expected_gpus), subject="gpus")]
 
 
 def _arguments(

@@ -402,6 +402,12 @@ def test_fewer_cards_than_expected(host: Lab, tmp_path: Path) -> None:
     assert (code, codes(document)) == (21, {"fewer-gpus"})
 
 
+def test_more_cards_than_expected_are_named(host: Lab, tmp_path: Path) -> None:
+    """Four are wanted and eight are there: free, and said."""
+    code, document = opsctl(host, tmp_path, "gpu", "verify", "node1", "--expect", "4")
+    assert (code, codes(document)) == (0, {"more-gpus"})
+
+
 def test_gpu_wait_ends_when_the_holder_does(host: Lab, tmp_path: Path) -> None:
     """It proves the release within a poll, and says when each card became free."""
     with host.holding("pve1", 4, 2048) as pid:

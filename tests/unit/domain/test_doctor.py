@@ -193,10 +193,11 @@ def test_every_code_of_the_preflight_has_a_group() -> None:
     import re
     from pathlib import Path
 
-    from opsctl.domain import preflight
+    from opsctl.domain import preflight, visible
 
-    source = Path(preflight.__file__).read_text()
-    codes = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {"log-disk", "state-disk"}
+    source = "".join(Path(one.__file__).read_text() for one in (preflight, visible))
+    codes = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    codes |= {"log-disk", "state-disk", "more-gpus"}
     known = {code for _, names, _ in doctor.PREFLIGHT_GROUPS for code in names}
 
     assert codes <= known

@@ -90,6 +90,17 @@ def test_fewer_cards_than_expected_could_not_be_told() -> None:
     assert judge_memory(report(free), [GPU0, GPU1]).exit_code == 21
 
 
+def test_more_cards_than_expected_are_said_and_proven_all() -> None:
+    """Two free cards of one expected are free, and a finding; a busy neighbour is still busy."""
+    free = judge_memory(report(gpu(), gpu(GPU1, 1)), [GPU0, GPU1], expect=1)
+    busy = judge_memory(report(gpu(), gpu(GPU1, 1, used=9 * GIB)), [GPU0, GPU1], expect=1)
+
+    assert [finding.code for finding in free.findings] == ["more-gpus"]
+    assert free.findings[0].next
+    assert (free.exit_code, busy.exit_code) == (0, 20)
+    assert judge_memory(report(gpu()), [GPU0], expect=1).findings == ()
+
+
 def test_an_empty_set_proves_nothing() -> None:
     """No selected card is not 'all free'."""
     assert judge_memory(report(gpu()), []).exit_code == 21

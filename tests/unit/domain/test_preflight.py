@@ -205,6 +205,17 @@ def test_too_few_gpus_for_the_arguments() -> None:
     assert codes(verdict.problems) == ["gpu-count"]
 
 
+def test_more_gpus_than_expected_is_a_warning() -> None:
+    """Four of eight are the server's by the site's own word: said, and nothing is refused for it."""
+    verdict = judge_preflight(wanted("--tp", "4", expected_gpus=4), survey(), PARSED)
+
+    assert verdict.exit_code == 0
+    (warning,) = verdict.warnings
+    assert (warning.code, warning.subject) == ("more-gpus", "gpus")
+    assert "8 GPUs are selected, and 4 expected" in warning.text
+    assert "gpus.select" in warning.next
+
+
 def test_fewer_gpus_than_expected_is_could_not_tell() -> None:
     """One of eight is missing: exit 21."""
     seven = tuple(gpu(number) for number in range(7))
