@@ -31,7 +31,7 @@ else:
             made = library_dataclass(init=False, repr=False, eq=False, slots=True)(written)
             own = vars(written)
             for name, method in _methods(made, frozen, order).items():
-                if name not in own:
+                if name not in own or _is_side_effect(name, own):
                     setattr(made, name, method)
             return made
 
@@ -67,11 +67,17 @@ def _methods(made: Any, frozen: bool, order: bool) -> dict[str, Any]:
     return found
 
 
+def _is_side_effect(name: str, own: Any) -> bool:
+    """Tell Python's own ``__hash__ = None``, which comes with a written ``__eq__``, from a written one."""
+    return name == "__hash__" and own[name] is None and "__eq__" in own
+
+
 def _key(names: list[str]) -> Callable[[Any], Any]:
-    """Return what a record is compared and hashed by: all its values."""
-    if names:
-        return operator.attrgetter(*names)
-    return lambda self: ()
+    """Return what a record is compared and hashed by: the tuple of its values."""
+    if len(names) == 1:
+        value = operator.attrgetter(names[0])
+        return lambda self: (value(self),)
+    return operator.attrgetter(*names) if names else lambda self: ()
 
 
 def _init(made: Any) -> Callable[..., None]:
@@ -80,6 +86,10 @@ def _init(made: Any) -> Callable[..., None]:
     parameters, body = ["self"], []
     for field in fields(made):
         name, value = field.name, field.name
+        if not field.init or field.kw_only or field.hash is not None:
+            raise TypeError(
+                f"{made.__qualname__}.{name}: a record's field is given, and by position"
+            )
         outside[f"_set_{name}"] = getattr(made, name).__set__
         if field.default is not MISSING:
             outside[f"_default_{name}"] = field.default

@@ -181,10 +181,10 @@ class RemoteAgent:
             if self._failure is not None:
                 raise self._failure
             self._check_pulse()
-            lines = [line for one in operations for line in self._missing(_module_of(one))]
+            lines, loaded = self._missing([_module_of(one) for one in operations])
             if lines:
-                self._channel.write(b"\n".join(lines) + b"\n")
-                self._last_sent_s = _clock_s()
+                self._write(b"\n".join(lines) + b"\n")
+                self._loaded = loaded
 
     def wait_hello(self, timeout_s: float) -> None:
         """Wait for the agent's first frame, then begin to ping."""
@@ -214,28 +214,29 @@ class RemoteAgent:
                 raise self._failure
             self._check_pulse()
             if operation == "agent.noop" and not request:
-                data = b'{"ping":%d}\n' % call_id
-            else:
-                data = self._frames_of(call_id, operation, request, timeout_s)
-            try:
-                self._channel.write(data)
-            except TransportError as error:
-                self._fail(self._ended(error))
-                raise self._ended(error) from error
-            self._last_sent_s = _clock_s()
+                self._write(b'{"ping":%d}\n' % call_id)
+                return
+            module = _module_of(operation)
+            frame = {"id": call_id, "op": operation, "module": module, "request": request}
+            frame["timeout_s"] = timeout_s
+            lines, loaded = self._missing([module])
+            lines.append(json.dumps(frame, separators=(",", ":")).encode())
+            self._write(b"\n".join(lines) + b"\n")
+            self._loaded = loaded
 
-    def _frames_of(
-        self, call_id: int, operation: str, request: dict[str, Any], timeout_s: float
-    ) -> bytes:
-        """Return the frame of one call, after the frames of what the host still lacks for it."""
-        module = _module_of(operation)
-        frame = {"id": call_id, "op": operation, "module": module, "request": request}
-        frame["timeout_s"] = timeout_s
-        lines = [*self._missing(module), json.dumps(frame, separators=(",", ":")).encode()]
-        return b"\n".join(lines) + b"\n"
+    def _missing(self, modules: list[str]) -> tuple[list[bytes], set[str]]:
+        """Return the frames of what the host still lacks, and what it has once they are sent."""
+        loaded, magic = set(self._loaded), self.hello.get("magic")
+        return [line for one in modules for line in missing_frames(one, loaded, magic)], loaded
 
-    def _missing(self, module: str) -> list[bytes]:
-        return missing_frames(module, self._loaded, self.hello.get("magic"))
+    def _write(self, data: bytes) -> None:
+        """Send frames; where that fails, a part of them may be out, so nothing can follow."""
+        try:
+            self._channel.write(data)
+        except TransportError as error:
+            self._fail(self._ended(error))
+            raise self._ended(error) from error
+        self._last_sent_s = _clock_s()
 
     def _check_pulse(self) -> None:
         """Refuse to send once this process stood still for as long as an agent waits."""

@@ -260,9 +260,9 @@ def _load_ahead(session: ServerSession) -> None:
     """Send what is asked once the processes are gone; who needs the answers says what failed."""
     from opsctl.agent.client import RemoteAgent
 
-    agent = session.agent
-    if isinstance(agent, RemoteAgent):  # else its container is stopped
-        with suppress(OpsctlError):
+    with suppress(Exception):  # whatever it is: the processes are ending, and that goes on
+        agent = session.agent
+        if isinstance(agent, RemoteAgent):  # else its container is stopped
             agent.load(["leftovers.read", "launch.tidy"])
 
 

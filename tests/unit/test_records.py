@@ -138,3 +138,46 @@ def test_only_one_method_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert made == []
     assert Quick(1).a == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Loose) and other.name.lower() == self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Reading:
+    value: float | None
+
+
+def test_its_own_equality_leaves_the_hash_to_the_fields() -> None:
+    """Python takes the hash from a class that writes __eq__; the library gives a frozen one its own."""
+    assert Loose("A") == Loose("a")
+    assert hash(Loose("a")) == hash(Loose("a"))
+
+
+def test_one_field_is_compared_as_the_library_does() -> None:
+    """The same missing or impossible value is equal to itself, also where it cannot be ordered."""
+    nothing = float("nan")
+    assert Reading(nothing) == Reading(nothing)
+    assert Reading(None) <= Reading(None)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        dataclasses.field(init=False, default=1),
+        dataclasses.field(kw_only=True),
+        dataclasses.field(hash=False),
+    ],
+)
+def test_what_it_does_not_do_is_refused(odd: int) -> None:
+    """A kind of field that the library knows and this does not is no silent difference."""
+    with pytest.raises(TypeError, match=r"Odd\.a"):
+
+        @dataclass(frozen=True, slots=True)
+        class Odd:
+            a: int = odd

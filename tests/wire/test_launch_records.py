@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,18 @@ def launched(folder: Path, run: str, port: int = 30000, boot_id: str | None = No
     (place / "run.json").write_text(json.dumps({"pid": 77, "start_ticks": 5}))
 
 
+def lives(folder: Path, run: str) -> None:
+    """Let the launch have become this very process, which is alive."""
+    identity = {"pid": os.getpid(), "start_ticks": procfs.start_ticks(os.getpid())}
+    (folder / "runs" / run / "run.json").write_text(json.dumps(identity))
+
+
+class Failed(RuntimeError):
+    """A named failure of an operation, as the agent's own."""
+
+
 class Context:
-    Error = RuntimeError
+    Error = Failed
 
 
 @pytest.fixture
@@ -118,3 +130,96 @@ def test_a_unit_that_systemd_still_knows_is_asked_for_again(tmp_path: Path, call
     assert not (tmp_path / "runs" / "r2" / launch_find.FORGOTTEN).exists()
     assert (tmp_path / "runs" / "r2" / "exit.json").exists()
     assert "reset-failed opsctl-r2.service" in calls.read_text()
+
+
+def told_of(folder: Path) -> dict[str, Any]:
+    """Return what the records say of the one launch, after a tidying that another run asked for."""
+    request: dict[str, Any] = {"state_dir": str(folder), "port": 30000, "run": "another"}
+    launch_tidy.tidy(request, Context())  # type: ignore[arg-type]
+    (one,) = launch_find.records(request, Context())["records"]  # type: ignore[arg-type]
+    return dict(one)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "exit 1",
+        "exit 0",
+        "echo",
+        "kill -9 $$",
+        "sleep 20",
+        "printf 'Id=opsctl-r1.service\\nLoadState=not-found\\nActiveState=active\\n'",
+        "printf 'Id=opsctl-r1.service\\nLoadState=error\\nActiveState=inactive\\n'",
+        "printf 'Id=opsctl-r1.service\\n'",
+    ],
+)
+def test_only_systemd_s_own_word_marks_a_launch_as_forgotten(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """One that fails, hangs, says nothing, or knows a unit whose file is gone, has not forgotten it."""
+    program = shutil.which("systemctl") or ""
+    Path(program).write_text(f"#!/bin/sh\n{answer}\n")
+    ask = launch_find.command
+    monkeypatch.setattr(launch_find, "command", lambda argv, _, context: ask(argv, 0.5, context))
+    launched(tmp_path, "r1")
+
+    told = told_of(tmp_path)
+
+    assert not (tmp_path / "runs" / "r1" / launch_find.FORGOTTEN).exists()
+    assert told["state"] == "exited"  # pid 77 is not the process that it was
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "sleep 20"])
+def test_a_launch_that_lives_runs_though_systemd_does_not_answer(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Its bus is down or it hangs at 3 a.m.: who the launch became is written, and is alive."""
+    Path(shutil.which("systemctl") or "").write_text(f"#!/bin/sh\n{answer}\n")
+    ask = launch_find.command
+    monkeypatch.setattr(launch_find, "command", lambda argv, _, context: ask(argv, 0.5, context))
+    launched(tmp_path, "r1")
+    lives(tmp_path, "r1")
+
+    told = told_of(tmp_path)
+
+    assert (told["state"], told["pid"]) == ("running", os.getpid())
+
+
+def test_a_launch_of_which_nothing_is_known_is_not_called_absent(
+    tmp_path: Path, calls: Path
+) -> None:
+    """Asked for, identity lost, and systemd says nothing: whoever starts it again would have two."""
+    Path(shutil.which("systemctl") or "").write_text("#!/bin/sh\nexit 1\n")
+    launched(tmp_path, "r1")
+    (tmp_path / "runs" / "r1" / "run.json").unlink()
+
+    request: dict[str, Any] = {"state_dir": str(tmp_path), "run": "r1"}
+    with pytest.raises(RuntimeError, match="record-damaged"):
+        launch_find.find(request, Context())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mark", ["", "another-boot"])
+def test_a_mark_of_another_boot_is_not_believed(tmp_path: Path, calls: Path, mark: str) -> None:
+    """A run launched again after a reboot, by an opsctl that knows no marks or beside a folder put back."""
+    launched(tmp_path, "r3")
+    (tmp_path / "runs" / "r3" / launch_find.FORGOTTEN).write_text(mark)
+
+    assert told_of(tmp_path)["unit_state"] == "active/None"
+
+
+def test_a_launch_of_another_boot_is_not_marked(tmp_path: Path, calls: Path) -> None:
+    """Two containers that share the state folder: this one's systemd knows nothing of that one's units."""
+    launched(tmp_path, "r3", boot_id="another")
+
+    assert told_of(tmp_path)["rebooted"] is True
+    assert not (tmp_path / "runs" / "r3" / launch_find.FORGOTTEN).exists()
+
+
+def test_a_marked_launch_that_lives_runs(tmp_path: Path, calls: Path) -> None:
+    """Its own process alive says more than any note."""
+    launched(tmp_path, "r1")
+    told_of(tmp_path)
+    assert (tmp_path / "runs" / "r1" / launch_find.FORGOTTEN).read_text() == procfs.boot_id()
+    lives(tmp_path, "r1")
+
+    assert told_of(tmp_path)["state"] == "running"

@@ -106,6 +106,8 @@ def start_unit(request: dict[str, Any], folder: str, context: Context) -> None:
         return
     shown = launch_find.show_unit(request["unit"], context)
     pid = int(shown.get("ExecMainPID") or 0)
+    if not pid:
+        return  # who it became is written once systemd says so (see find_unit)
     identity = {"run": request["run"], "pid": pid, "boot_id": procfs.boot_id()}
     identity["at_s"] = started_s(shown)
     identity["start_ticks"] = procfs.start_ticks(pid)

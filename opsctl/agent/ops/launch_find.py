@@ -2,7 +2,7 @@
 
 Each launch has a folder STATE/runs/RUN with launch.json (what was asked, before it was done), run.json
 (who it became), members.json (its processes when it was ready) and exit.json (how it ended, where there is
-no systemd to ask). An empty file ``forgotten`` says that systemd knows nothing of the unit any more.
+no systemd to ask). A file ``forgotten`` says in which boot systemd knew nothing of the unit any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAUNCH_KEYS = ("run", "via", "unit", "boot_id")
 RUN_KEYS = ("pid", "start_ticks")
 EXIT_KEYS = ("at_s",)
 FORGOTTEN = "forgotten"
-GONE = {"LoadState": "not-found"}  # what systemctl shows of a unit that it does not know
+GONE = {"LoadState": "not-found", "ActiveState": "inactive"}  # shown of a unit that is not known
 LIVING = ("active", "activating", "reloading")
 
 
@@ -66,16 +66,18 @@ def find(request: dict[str, Any], context: Context) -> dict[str, Any]:
         raise context.Error("record-damaged", text)
     if record is None:
         return {"state": "absent"}
-    found = find_recorded(record, folder, {}, context)
+    asked = record["via"] == "systemd" and record["boot_id"] == procfs.boot_id()
+    shown = {record["unit"]: show_unit(record["unit"], context)} if asked else {}
+    found = find_recorded(record, folder, shown)
     if found["state"] == "unknown":
         raise context.Error("record-damaged", "%s: %s" % (folder, found["note"]))
     return found
 
 
 def find_recorded(
-    record: dict[str, Any], folder: str, shown: dict[str, dict[str, str]], context: Context
+    record: dict[str, Any], folder: str, shown: dict[str, dict[str, str]]
 ) -> dict[str, Any]:
-    """Say what became of a recorded launch; ``shown``: units of which systemd was asked already."""
+    """Say what became of a recorded launch; ``shown``: what systemd said of units, where it answered."""
     known = read_json(os.path.join(folder, "run.json"), RUN_KEYS)
     ended = read_json(os.path.join(folder, "exit.json"), EXIT_KEYS)
     members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
@@ -86,8 +88,7 @@ def find_recorded(
     if ended and ended.get("error"):
         return dict(base, state="failed-to-start")
     if record["via"] == "systemd":
-        unit = shown.get(record["unit"]) or show_unit(record["unit"], context)
-        return find_unit(record, base, known, folder, unit)
+        return find_unit(record, base, known, folder, shown.get(record["unit"], {}))
     if known is None:
         known, ended = wait_for_identity(folder)
     if known is None and ended is None:
@@ -112,11 +113,17 @@ def find_unit(
     shown: dict[str, str],
 ) -> dict[str, Any]:
     """Read what systemd shows of the unit, whose name carries the run's id."""
-    if shown.get("LoadState") != "loaded":
-        if known is None:
+    told = bool(shown)  # else systemctl failed, which says nothing of the unit
+    gone = told and all(shown.get(key) == value for key, value in GONE.items())
+    if gone or not told:
+        if known is None and told:
             return {"state": "absent", "note": "asked for, and never started"}
-        ended = base["exit"] or {"reason": "the unit is gone"}
-        return dict(base, state="exited", exit=ended, **identity(known))
+        if known is None:
+            return {"state": "unknown", "note": "systemd did not say what became of the unit"}
+        if is_alive(known["pid"], known["start_ticks"]):
+            return dict(base, **identity(known))
+        ended = base["exit"] or {"reason": "the unit is gone" if told else "its process is gone"}
+        return dict(base, state="exited", exit=ended, unit_gone=told, **identity(known))
     pid = int(shown.get("MainPID") or 0)
     base["unit_state"] = "%s/%s" % (shown.get("ActiveState"), shown.get("SubState"))
     base["cgroup"] = shown.get("ControlGroup")
@@ -206,12 +213,15 @@ def records(request: dict[str, Any], context: Context) -> dict[str, Any]:
     shown, units = {}, []
     for record, one in recorded:
         if record["via"] == "systemd" and record["boot_id"] == here:
-            if os.path.exists(os.path.join(one, FORGOTTEN)):
+            if procfs.read(os.path.join(one, FORGOTTEN)) == here.encode():
                 shown[record["unit"]] = GONE  # each that is asked for costs systemd 2 ms
             else:
                 units.append(record["unit"])
-    shown.update(show_units(units, context) if units else {})
-    found = [find_recorded(record, one, shown, context) for record, one in recorded]
+    try:
+        shown.update(show_units(units, context) if units else {})
+    except context.Error:
+        pass  # systemd hangs: who runs is known by its identity all the same
+    found = [find_recorded(record, one, shown) for record, one in recorded]
     return {"records": [one for one in found if one["state"] not in ("absent", "unknown")]}
 
 

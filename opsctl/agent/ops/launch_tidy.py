@@ -31,8 +31,8 @@ def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if one.get("via") == "systemd" and one.get("unit_state"):
             forget_unit(one, folder, context)
             cleared.append(one["unit"])
-        elif one.get("via") == "systemd" and one["state"] == "exited":
-            mark_forgotten(folder)
+        elif one.get("unit_gone"):
+            mark_forgotten(folder, one["boot_id"])
         if index >= request.get("keep", 20):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(one["run"])
@@ -56,10 +56,11 @@ def forget_unit(one: dict[str, Any], folder: str, context: Context) -> None:
     launch_find.command(["systemctl", "reset-failed", one["unit"]], 15.0, context)
 
 
-def mark_forgotten(folder: str) -> None:
-    """Note that systemd, which no longer knows the unit, need not be asked again; best effort."""
+def mark_forgotten(folder: str, boot_id: str) -> None:
+    """Note that systemd, which knows the unit no more, need not be asked again in this boot; best effort."""
     try:
-        open(os.path.join(folder, launch_find.FORGOTTEN), "w").close()
+        with open(os.path.join(folder, launch_find.FORGOTTEN), "w") as out:
+            out.write(boot_id)
     except OSError:
         pass
 
