@@ -56,12 +56,15 @@ class Outcome(StrEnum):
         return self not in (Outcome.STUCK, Outcome.DENIED, Outcome.ALIVE, Outcome.UNTOUCHED)
 
 
+UNTOLD = "untold"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitFact:
     """What systemd says of one unit."""
 
     name: str
-    restart: str | None  # Restart=: no, always, on-failure, ...
+    restart: str | None  # Restart=: no, always, on-failure, ...; UNTOLD where it does not answer
     main_pid: int | None = None
 
 
@@ -206,6 +209,9 @@ def _restart_loops(
                 f"runs in {unit} beside others, so the unit is not stopped; it may start it again"
             )
             findings.append(Finding("restart-loop", unit, text, f"systemctl status {unit}"))
+        elif unit and fact and fact.restart == UNTOLD:
+            text = "systemd does not answer: whether it starts the unit again is not known"
+            findings.append(Finding("unit-unknown", unit, text, f"systemctl status {unit}"))
         elif unit and fact and fact.restart not in (None, "no"):
             text = f"has Restart={fact.restart}: the unit is stopped, so that it stays down"
             findings.append(Finding("unit-restarts", unit, text, f"systemctl start {unit} later"))

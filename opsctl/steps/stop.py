@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.domain.process import Judged, ProcessClass, describe, masked
 from opsctl.domain.protection import Table, unit_of
-from opsctl.domain.stop_plan import Outcome, StopPlan, UnitFact, how_to_end, plan_stop
+from opsctl.domain.stop_plan import UNTOLD, Outcome, StopPlan, UnitFact, how_to_end, plan_stop
 from opsctl.domain.stop_words import plan_lines
-from opsctl.errors import SafetyRefusal
+from opsctl.errors import AgentError, SafetyRefusal
 from opsctl.facts import ProcessId
 from opsctl.output import Finding
 from opsctl.records import dataclass
@@ -26,7 +26,7 @@ from opsctl.steps.gpu_memory import (
 )
 from opsctl.steps.picture import Picture, take_picture
 from opsctl.steps.reading import StopSession
-from opsctl.steps.stopping import Stopping, Timing
+from opsctl.steps.stopping import HANGS, Stopping, Timing
 from opsctl.steps.tidying import begin_tidying
 from opsctl.steps.watching import MemoryPoll
 
@@ -261,7 +261,13 @@ def unit_facts(agent: Agent, picture: Picture) -> list[UnitFact]:
     names = sorted(unit for unit in units if unit and unit not in told)
     if not names:
         return found
-    for entry in agent.call("units.show", {"units": names}, timeout_s=20.0)["units"]:
+    try:
+        reply = agent.call("units.show", {"units": names}, timeout_s=20.0)
+    except AgentError as error:
+        if error.code != HANGS:
+            raise
+        return [*found, *(UnitFact(name, UNTOLD) for name in names)]
+    for entry in reply["units"]:
         shown = entry["properties"]
         main = int(shown.get("MainPID") or 0) or None
         found.append(UnitFact(entry["unit"], shown.get("Restart") or None, main))

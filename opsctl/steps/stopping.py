@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opsctl.domain.process import Judged
 from opsctl.domain.stop_plan import Outcome, StopPlan
+from opsctl.errors import AgentError
 from opsctl.facts import ProcessId
 from opsctl.output import Finding
 from opsctl.records import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLLOW_S = 2.0  # how long workers may take to follow their root
 SECOND_GRACE_S = 5.0  # between TERM to the rest and KILL
+HANGS = "timeout"  # the agent's word for a systemctl that does not end
 KILL_WAIT_S = 10.0  # a killed process that is not gone by then hangs in the kernel
 
 _REPLIES = {
@@ -152,7 +154,7 @@ class Stopping:
         cared_for: set[int] = set()
         for unit in self.plan.units:
             self._mark_first_signal()
-            reply = self.unit_agent.call("units.stop", {"unit": unit}, timeout_s=20.0)
+            reply = self._ask_to_stop(unit)
             if reply["outcome"] == "asked":
                 self.say(f"asked systemd to stop {unit}")
                 for root in self.plan.roots:
@@ -164,6 +166,14 @@ class Stopping:
                 step = f"its processes are signalled one by one; check `systemctl status {unit}`"
                 self.findings.append(Finding("unit-not-stopped", unit, text, step))
         return cared_for
+
+    def _ask_to_stop(self, unit: str) -> dict[str, Any]:
+        try:
+            return self.unit_agent.call("units.stop", {"unit": unit}, timeout_s=20.0)
+        except AgentError as error:
+            if error.code != HANGS:
+                raise
+            return {"outcome": "failed", "detail": error.message}
 
     def _kill_left(self) -> None:
         left = self._left()

@@ -9,7 +9,7 @@ import pytest
 from opsctl.domain.leftovers import judge_leftovers
 from opsctl.domain.protection import Table, View
 from opsctl.domain.selection import select
-from opsctl.domain.stop_plan import StopPlan, UnitFact, plan_stop
+from opsctl.domain.stop_plan import UNTOLD, StopPlan, UnitFact, plan_stop
 from opsctl.errors import SafetyRefusal, UsageError
 from opsctl.facts import Leftover, Process
 
@@ -135,6 +135,15 @@ def test_a_unit_that_holds_only_the_server_is_stopped_as_a_unit() -> None:
 
     assert plan.units == ("sglang.service",)
     assert [finding.code for finding in plan.findings] == ["unit-restarts"]
+
+
+def test_a_unit_of_which_systemd_says_nothing_is_told() -> None:
+    """It hangs: the server is stopped all the same, and whether it comes back is not known."""
+    root = proc(4200, 1, LAUNCH, cgroup=UNIT)
+    plan = planned(root, facts=(UnitFact("sglang.service", UNTOLD),))
+
+    assert plan.roots
+    assert [finding.code for finding in plan.findings] == ["unit-unknown"]
 
 
 def test_a_unit_of_the_same_name_in_another_container_is_another_unit() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from opsctl.domain.protection import Table
 from opsctl.domain.selection import select
-from opsctl.domain.stop_plan import Outcome, plan_stop
+from opsctl.domain.stop_plan import UNTOLD, Outcome, UnitFact, plan_stop
+from opsctl.errors import AgentError
 from opsctl.facts import Process
 from opsctl.steps import stopping
+from opsctl.steps.picture import Picture
+from opsctl.steps.stop import unit_facts
 from opsctl.steps.stopping import Stopping
 from tests.fakes import FakeAgent
 from tests.unit.domain.tables import BOOT, LAUNCH, proc, server, system, title, view
@@ -178,3 +182,37 @@ def test_a_unit_that_systemd_does_not_stop_is_signalled_and_told() -> None:
 
     assert host.sent[0] == ("TERM", [4200])
     assert [finding.code for finding in done.findings] == ["unit-not-stopped"]
+
+
+def test_a_systemd_that_hangs_does_not_keep_the_server_running() -> None:
+    """Asked, and no answer: the processes are ended one by one, with a finding."""
+    error = AgentError("host: units.stop: systemctl stop did not end within 15 s", code="timeout")
+    host = Host(lambda pid, name: True)
+    cgroup = "/system.slice/sglang.service"
+    done = run(host, proc(4200, 1, LAUNCH, cgroup=cgroup), units=FakeAgent({"units.stop": error}))
+
+    assert host.sent[0] == ("TERM", [4200])
+    assert [finding.code for finding in done.findings] == ["unit-not-stopped"]
+
+
+def test_an_agent_that_is_lost_ends_the_stop_before_its_first_signal() -> None:
+    """That is no word of systemd's."""
+    error = AgentError("host: the agent ended", code="agent-lost")
+    host = Host(lambda pid, name: True)
+    cgroup = "/system.slice/sglang.service"
+    with pytest.raises(AgentError):
+        run(host, proc(4200, 1, LAUNCH, cgroup=cgroup), units=FakeAgent({"units.stop": error}))
+    assert host.sent == []
+
+
+def test_a_plan_is_made_though_systemd_hangs() -> None:
+    """What it would say of the unit is not told; an agent that is lost is another matter."""
+    root = proc(4200, 1, LAUNCH, cgroup="/system.slice/sglang.service")
+    found = select(server(), system(root), {}, [], view())
+    picture = cast("Picture", SimpleNamespace(selection=found, unit_facts=dict))
+    hangs = FakeAgent({"units.show": AgentError("it hangs", code="timeout")})
+    lost = FakeAgent({"units.show": AgentError("it ended", code="agent-lost")})
+
+    assert unit_facts(hangs, picture) == [UnitFact("sglang.service", UNTOLD)]
+    with pytest.raises(AgentError):
+        unit_facts(lost, picture)
