@@ -81,7 +81,8 @@ def judge_state(
 def with_ending(judged: Judgement, launches: Sequence[Mapping[str, Any]], name: str) -> Judgement:
     """Say of a stopped server how its last launch ended, where that was no stop of opsctl's.
 
-    A stop lets systemd forget the unit; one that is still there as failed ended in another way.
+    A stop lets systemd forget the unit; one that is still there as failed ended in another way. So did a
+    launch without systemd whose end was written down, and which no stop has tidied up.
 
     Args:
         judged: the state by the processes.
@@ -89,12 +90,18 @@ def with_ending(judged: Judgement, launches: Sequence[Mapping[str, Any]], name: 
         name: the server's.
     """
     newest = next(iter(launches), None)
-    failed = newest is not None and str(newest.get("unit_state") or "").startswith("failed")
-    if judged.state is not ServerState.STOPPED or newest is None or not failed:
+    if judged.state is not ServerState.STOPPED or newest is None or not _ended_by_itself(newest):
         return judged
     how = describe_exit(newest.get("exit"))
     why = f"{judged.why}; launch {newest.get('run')}: {how}, by no stop of opsctl; why: opsctl logs {name}"
     return Judgement(judged.state, why)
+
+
+def _ended_by_itself(launch: Mapping[str, Any]) -> bool:
+    if launch.get("via") == "systemd":
+        return str(launch.get("unit_state") or "").startswith("failed")
+    written = (launch.get("exit") or {}).get("at_s") is not None
+    return launch.get("state") == "exited" and written and not launch.get("forgotten")
 
 
 def _to_prove(selection: Selection) -> str:

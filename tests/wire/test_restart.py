@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -193,6 +194,23 @@ def test_a_launch_is_refused_while_it_runs(ground: Ground) -> None:
     assert document["exit_code"] == 50
     assert "already-running" in [finding["code"] for finding in document["findings"]]
     assert len(ground.mains()) == 1
+
+
+def test_a_server_that_died_is_not_told_as_a_stopped_one(ground: Ground) -> None:
+    """Without systemd too: status says how it ended, until a stop has looked at what is left of it."""
+    launched = ground.json("restart", "one", "--yes", "--no-smoke")
+    for pid in ground.members():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not ground.mains())
+
+    died = ground.json("status", "one")["data"]["servers"][0]
+    ground.json("stop", "one", "--yes")
+    after = ground.json("status", "one")["data"]["servers"][0]
+
+    ending = f"launch {launched['run']}: it was ended by signal 9, by no stop of opsctl"
+    assert (died["state"], after["state"]) == ("stopped", "stopped")
+    assert ending in died["why"]
+    assert after["why"] == "no process of it"
 
 
 def test_logs_mark_the_first_abnormal_record(ground: Ground) -> None:

@@ -2,7 +2,8 @@
 
 Each launch has a folder STATE/runs/RUN with launch.json (what was asked, before it was done), run.json
 (who it became), members.json (its processes when it was ready) and exit.json (how it ended, where there is
-no systemd to ask). A file ``forgotten`` says in which boot systemd knew nothing of the unit any more.
+no systemd to ask). A file ``forgotten`` says in which boot systemd knew nothing of the unit any more or, where
+there is no systemd, that a stop or a later launch has seen its end.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def find_recorded(
     ended = read_json(os.path.join(folder, "exit.json"), EXIT_KEYS)
     members = (read_json(os.path.join(folder, "members.json")) or {}).get("members") or []
     base = dict(record, state="running", pid=None, start_ticks=None, exit=ended, members=members)
+    base["forgotten"] = os.path.exists(os.path.join(folder, FORGOTTEN))
     if record["boot_id"] != procfs.boot_id():
         reason = ended or {"reason": "the machine was rebooted"}
         return dict(base, state="exited", exit=reason, rebooted=True)
@@ -167,7 +169,7 @@ def wait_for_identity(folder: str) -> tuple[dict[str, Any] | None, dict[str, Any
     """Wait for a supervisor that is about to start the server: between asking and run.json."""
     paths = [os.path.join(folder, name) for name in ("run.json", "exit.json")]
     for _ in range(200):
-        if any(os.path.exists(path) for path in paths) or not supervisor_lives(folder):
+        if any(os.path.isfile(path) for path in paths) or not supervisor_lives(folder):
             break
         time.sleep(0.01)
     known, ended = read_json(paths[0], RUN_KEYS), read_json(paths[1], EXIT_KEYS)

@@ -31,7 +31,7 @@ def tidy(request: dict[str, Any], context: Context) -> dict[str, Any]:
         if one.get("via") == "systemd" and one.get("unit_state"):
             forget_unit(one, folder, context)
             cleared.append(one["unit"])
-        elif one.get("unit_gone"):
+        elif one.get("unit_gone") or (one["via"] != "systemd" and one["state"] == "exited"):
             mark_forgotten(folder, one["boot_id"])
         if index >= request.get("keep", 20):
             shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +57,7 @@ def forget_unit(one: dict[str, Any], folder: str, context: Context) -> None:
 
 
 def mark_forgotten(folder: str, boot_id: str) -> None:
-    """Note that systemd, which knows the unit no more, need not be asked again in this boot; best effort."""
+    """Note that an end was seen, and that systemd need not be asked again in this boot; best effort."""
     try:
         with open(os.path.join(folder, launch_find.FORGOTTEN), "w") as out:
             out.write(boot_id)

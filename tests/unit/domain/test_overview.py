@@ -104,22 +104,31 @@ def test_an_open_port_says_how_to_see_that_it_answers() -> None:
     assert judged.why.endswith("to see that it answers: opsctl smoke glm5 --levels 1")
 
 
+UNIT = {"run": "r1", "via": "systemd"}
+SUPERVISED = {"run": "r1", "via": "supervisor", "state": "exited"}
+KILLED = "launch r1: it was ended by signal 9, by no stop of opsctl; why: opsctl logs glm5"
+
+
 @pytest.mark.parametrize(
     ("launches", "words"),
     [
         ([], None),
-        ([{"run": "r1", "unit_state": None, "exit": {"signal": 9}}], None),
-        ([{"run": "r1", "unit_state": "active/running"}], None),
-        (
-            [{"run": "r1", "unit_state": "failed/failed", "exit": {"signal": 9}}],
-            "launch r1: it was ended by signal 9, by no stop of opsctl; why: opsctl logs glm5",
-        ),
+        ([{**UNIT, "unit_state": None, "exit": {"signal": 9}}], None),
+        ([{**UNIT, "unit_state": "active/running"}], None),
+        ([{**UNIT, "unit_state": "failed/failed", "exit": {"signal": 9}}], KILLED),
+        ([{**SUPERVISED, "exit": {"signal": 9, "at_s": 1.0}}], KILLED),
+        ([{**SUPERVISED, "exit": {"signal": 9, "at_s": 1.0}, "forgotten": True}], None),
+        ([{**SUPERVISED, "exit": {"reason": "its supervisor is gone as well"}}], None),
+        ([{**SUPERVISED, "exit": {"reason": "the machine was rebooted"}}], None),
     ],
 )
 def test_a_server_that_ended_by_itself_is_not_told_as_a_stopped_one(
     launches: list[dict[str, object]], words: str | None
 ) -> None:
-    """A unit that systemd still knows as failed was not ended by a stop, which lets it be forgotten."""
+    """A unit that systemd still knows as failed was not ended by a stop, which lets it be forgotten.
+
+    Without systemd the same holds for a launch whose end its supervisor wrote down.
+    """
     stopped = Judgement(ServerState.STOPPED, "no process of it")
 
     judged = with_ending(stopped, launches, "glm5")
