@@ -2,8 +2,8 @@
 
 Each launch has a folder STATE/runs/RUN with launch.json (what was asked, before it was done), run.json
 (who it became), members.json (its processes when it was ready) and exit.json (how it ended, where there is
-no systemd to ask). A file ``forgotten`` says in which boot systemd knew nothing of the unit any more or, where
-there is no systemd, that a stop or a later launch has seen its end.
+no systemd to ask). A file ``forgotten`` says in which boot systemd knew nothing of the unit any more or,
+where there is no systemd, that a stop or a later launch has seen its end.
 """
 
 from __future__ import annotations
