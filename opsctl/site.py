@@ -16,6 +16,7 @@ from opsctl.site_proxmox import ProxmoxAccess
 from opsctl.yaml_lines import LocatedYaml, decode_yaml, parse_yaml, read_file, validate
 
 Levels = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+Seconds = Annotated[float, Field(le=1e9, allow_inf_nan=False)]  # no wait with another number ends
 SECRET_NAME = re.compile(r"(?i)(^|[-_])(token|secret|password|passwd|api[-_]?key|credentials?)$")
 _FLAG_NAME = re.compile(r"[a-z0-9][a-z0-9-]*$")
 
@@ -35,7 +36,7 @@ class Host(Strict):
     identity_file: Path | None = Field(None, description="For ssh: private key to use.")
     config_file: Path | None = Field(None, description="For ssh: another ssh_config file.")
     known_hosts: Path | None = Field(None, description="For ssh: another known_hosts file.")
-    connect_timeout_s: float = Field(10.0, gt=0, description="For ssh: seconds to connect in.")
+    connect_timeout_s: Seconds = Field(10.0, gt=0, description="For ssh: seconds to connect in.")
     proxmox: ProxmoxAccess | None = Field(
         None, description="For a Proxmox node: its API. Default: pvesh on the node."
     )
@@ -88,7 +89,7 @@ class SmokeSettings(Strict):
     profile: Literal["quick", "full"] = Field("quick", description="quick or full (200 and more).")
     requests: int | None = Field(None, ge=1, description="Requests per level.")
     tokens: int = Field(32, ge=1, description="Output tokens per request.")
-    timeout_s: float = Field(120.0, gt=0, description="Longest time of one request.")
+    timeout_s: Seconds = Field(120.0, gt=0, description="Longest time of one request.")
     prompts: Path | None = Field(None, description="JSONL file with prompts of your own.")
     from_: Literal["here", "tunnel", "host"] | None = Field(
         None,
@@ -108,18 +109,20 @@ class SmokeSettings(Strict):
 class StopSettings(Strict):
     """How this server is stopped."""
 
-    grace_s: float = Field(30.0, ge=0, description="Seconds between TERM and KILL.")
-    drain_s: float = Field(0.0, ge=0, description="Seconds to let running requests end first.")
-    memory_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for GPU memory.")
+    grace_s: Seconds = Field(30.0, ge=0, description="Seconds between TERM and KILL.")
+    drain_s: Seconds = Field(0.0, ge=0, description="Seconds to let running requests end first.")
+    memory_timeout_s: Seconds = Field(60.0, gt=0, description="Seconds to wait for GPU memory.")
     margin_mib: int = Field(64, ge=0, description="MiB over a GPU's idle baseline that pass.")
 
 
 class ReadySettings(Strict):
     """When this server counts as ready."""
 
-    timeout_s: float = Field(1800.0, gt=0, description="Longest start, in seconds.")
-    stall_s: float = Field(600.0, gt=0, description="No stage progress for this long is a hang.")
-    generation_s: float = Field(60.0, gt=0, description="The first real answer must come in this.")
+    timeout_s: Seconds = Field(1800.0, gt=0, description="Longest start, in seconds.")
+    stall_s: Seconds = Field(600.0, gt=0, description="No stage progress for this long is a hang.")
+    generation_s: Seconds = Field(
+        60.0, gt=0, description="The first real answer must come in this."
+    )
 
 
 class Server(Strict):

@@ -93,8 +93,11 @@ def _default_state_dir() -> Path:
     return Path(base) / "opsctl"
 
 
+LONGEST_S = 1e9  # as in site.py: 30 years
+
+
 class _Finite(click.FloatRange):
-    """A range that NaN and infinity are not in: no wait compares with them and ends."""
+    """A range that NaN and infinity are not in, nor a time that no clock reaches: no wait with them ends."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -102,6 +105,8 @@ class _Finite(click.FloatRange):
         number = float(super().convert(value, param, ctx))
         if not isfinite(number):
             self.fail(f"{number} is no number of seconds or the like", param, ctx)
+        if number > LONGEST_S:
+            self.fail(f"{number:g} is more than {LONGEST_S:g}", param, ctx)
         return number
 
 

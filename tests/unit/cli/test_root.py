@@ -146,3 +146,10 @@ def test_a_wait_of_no_finite_length_is_a_usage_error(
     assert run([*words.split(), number]) == 2
 
     assert "no number of seconds" in capsys.readouterr().err
+
+
+def test_a_wait_beyond_every_clock_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would fail where the wait begins: after the first signal."""
+    assert run(["stop", "s", "--grace", "1e300"]) == 2
+
+    assert "more than 1e+09" in capsys.readouterr().err
