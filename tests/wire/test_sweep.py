@@ -57,6 +57,22 @@ def segments(dead_pid: int) -> Iterator[dict[str, Path]]:
             path.unlink(missing_ok=True)
 
 
+def test_what_is_no_segment_is_neither_shown_nor_removed(dead_pid: int, tmp_path: Path) -> None:
+    """A folder and a link whose names look like a dead server's: somebody made them by hand."""
+    folder = SHM / f"sgl_shm_mm_{dead_pid}_folder{os.getpid()}"
+    link = SHM / f"sgl_shm_mm_{dead_pid}_link{os.getpid()}"
+    folder.mkdir()
+    link.symlink_to("/etc/hostname")
+    try:
+        with context(Server(host="here", port=free_port(), command=["x"]), tmp_path) as ctx:
+            swept = Sweep(remove=True).run(ctx)
+        assert not {str(folder), str(link)} & {one["path"] for one in swept.data["leftovers"]}
+        assert link.is_symlink()
+    finally:
+        folder.rmdir()
+        link.unlink(missing_ok=True)
+
+
 def test_only_the_dead_owner_s_segment_goes(segments: dict[str, Path], tmp_path: Path) -> None:
     """Owner dead and nobody has it open: removed. Living, opened, unrelated: kept."""
     server = Server(host="here", port=free_port(), command=["x"])

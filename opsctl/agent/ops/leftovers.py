@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from stat import S_ISREG
 
 from opsctl.agent.ops import details, lock, procfs, sockets
 
@@ -92,6 +93,8 @@ def shared_memory() -> list[dict[str, Any]]:
             stat = os.lstat(path)
         except OSError:
             continue
+        if not S_ISREG(stat.st_mode):
+            continue  # a folder or a link of somebody's is no segment
         user, owner = users.get(path), owner_in_name(name)
         if user is not None:
             found.append(leftover("shm", path, stat.st_size, user, True, "in use"))
