@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.lab.errors import LabError
@@ -30,6 +32,8 @@ NEEDED = {
 }
 COMPILER = {"gcc": "/usr/bin/gcc", "libc6-dev": "/usr/include/stdio.h"}
 ROOTLESS = {"openssh-server": "/usr/sbin/sshd", **COMPILER}
+# systemd's package makes it as it is configured (252: tmpfiles.d/provision.conf)
+KEYS = Path("/root/.ssh")
 
 
 def missing(needed: dict[str, str]) -> list[str]:
@@ -61,6 +65,23 @@ def _install(needed: dict[str, str]) -> None:
         )
     print(f"lab: installing Debian packages: {' '.join(wanted)}", file=sys.stderr, flush=True)
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    with _home_as_it_was():
+        _apt_get(apt, wanted, needed)
+
+
+@contextlib.contextmanager
+def _home_as_it_was() -> Iterator[None]:
+    """Take the folder for keys away again that a package makes in root's home, unless something is in it."""
+    had = os.path.lexists(KEYS)
+    try:
+        yield
+    finally:
+        if not had:
+            with contextlib.suppress(OSError):
+                KEYS.rmdir()
+
+
+def _apt_get(apt: list[str], wanted: list[str], needed: dict[str, str]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install_argv = [*apt, "install", "-y", "--no-install-recommends", *wanted]
     mend = ["dpkg", "--configure", "-a"]  # an installation that was cut
