@@ -186,6 +186,7 @@ def test_a_unit_with_restart_is_stopped_as_a_unit(host: Lab, tmp_path: Path) -> 
         assert "unit-restarts" in codes(stopped)
     finally:
         host.on("gpu1", ["systemctl", "stop", "sglang-lab"])
+        host.on("gpu1", ["systemctl", "reset-failed", "sglang-lab"])  # so that it can run again
 
 
 def test_two_servers_on_one_host(host: Lab, tmp_path: Path) -> None:
